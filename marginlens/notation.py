@@ -1,0 +1,90 @@
+"""The string form of an effect: `emphasis(s=20, c=2.5) * ratio(m1=0.4)`.
+
+One form for the command line, configuration files, tables and reports. Python's own grammar reads it; nothing is
+evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from difflib import get_close_matches
+
+from marginlens.effects import EFFECTS, Effect
+
+_LONGEST = 500
+
+
+def effect(text: str) -> Effect:
+    """The effect that `text` spells; `str(effect)` gives it back."""
+    if not isinstance(text, str):
+        raise TypeError(f"effect must be a string such as 'emphasis(s=20)', not {text!r}")
+    if len(text) > _LONGEST:
+        raise ValueError(f"effect is {len(text)} characters long; at most {_LONGEST} are read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _refused(text, "it does not read as name(key=value, ...) * name(...)") from None
+    return _product(tree, text)
+
+
+def _product(node: ast.expr, text: str) -> Effect:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _product(node.left, text), _product(node.right, text)
+        return left * right  # type: ignore[operator,no-any-return]
+    if isinstance(node, ast.Name):
+        return _build(node.id, [], text)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.args:
+            raise _refused(text, f"{node.func.id} takes its parameters by name")
+        return _build(node.func.id, node.keywords, text)
+    raise _refused(text, "it must be effects joined by *")
+
+
+def _build(name: str, keywords: list[ast.keyword], text: str) -> Effect:
+    name = name.lower()
+    if name not in EFFECTS:
+        raise _refused(text, f"there is no effect {name!r}", name, list(EFFECTS))
+    allowed = [f.name for f in fields(EFFECTS[name])]
+    given: dict[str, float | str] = {}
+    for keyword in keywords:
+        if keyword.arg not in allowed:
+            raise _refused(text, f"{name} has no parameter {keyword.arg!r}", keyword.arg or "", allowed)
+        given[keyword.arg] = _value(keyword.value, f"{name}'s {keyword.arg}", text)
+    missing = [p for p in allowed if p not in given and not _has_default(name, p)]
+    if missing:
+        raise _refused(text, f"{name} needs {', '.join(missing)}")
+    return EFFECTS[name](**given)  # type: ignore[arg-type]
+
+
+def _value(node: ast.expr, what: str, text: str) -> float | str:
+    """A number, a fraction of two numbers, inf, or a word."""
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.Constant(value=str(word)):
+            return word
+        case ast.Name(id="inf"):
+            return float("inf")
+        case ast.Name(id=word):
+            return word
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            if isinstance(size := _value(operand, what, text), float):
+                return -size
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            top, bottom = _value(left, what, text), _value(right, what, text)
+            if isinstance(top, float) and isinstance(bottom, float) and bottom != 0.0:
+                return top / bottom
+    raise _refused(text, f"{what} must be a number or a word, not {ast.unparse(node)!r}")
+
+
+def _has_default(name: str, parameter: str) -> bool:
+    return hasattr(EFFECTS[name], parameter)
+
+
+def _refused(text: str, why: str, typo: str = "", known: list[str] | None = None) -> ValueError:
+    close = get_close_matches(typo, known or [], n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}" if known else ""
+    return ValueError(f"effect {text!r}: {why}{hint}")
