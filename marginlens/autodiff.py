@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class _Once(torch.autograd.Function):
-    """The identity, whose derivative is an error."""
+    """The first argument, which depends on the others in a way that cannot be differentiated."""
 
     @staticmethod
-    def forward(x: Tensor, why: str) -> Tensor:
+    def forward(x: Tensor, why: str, *inputs: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.why = inputs[1]
 
     @staticmethod
@@ -24,11 +24,11 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(ctx.why)
 
 
-def once(grad: Tensor, why: str) -> Tensor:
-    """`grad` itself; differentiating it raises RuntimeError(why). Compiled graphs refuse on their own."""
+def once(grad: Tensor, why: str, *inputs: Tensor) -> Tensor:
+    """`grad`, a gradient computed by hand from `inputs`; differentiating it again raises RuntimeError(why)."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return grad
-    guarded: Tensor = _Once.apply(grad, why)  # type: ignore[no-untyped-call]
+        return grad  # compiled graphs refuse on their own
+    guarded: Tensor = _Once.apply(grad, why, *inputs)  # type: ignore[no-untyped-call]
     return guarded
 
 

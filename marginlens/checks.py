@@ -108,6 +108,8 @@ def share(beta: float) -> float:
 def as_effect(value: EffectLike) -> Effect:
     """An effect, from an effect or its string form."""
     if isinstance(value, str):
+        if torch.compiler.is_compiling():
+            raise TypeError(f"inside torch.compile, give effect an object: read {value!r} once, outside the graph")
         return parse(value)
     if isinstance(value, type) or not hasattr(value, "log_weights"):
         raise TypeError(f"effect must be an effect such as Emphasis(s=20) or its string form, not {value!r}")

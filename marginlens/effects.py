@@ -303,6 +303,7 @@ class Product:
     __mul__ = _times
 
 
+PLAIN = Plain()
 EFFECTS = {cls.__name__.lower(): cls for cls in (Plain, Margin, Emphasis, Ratio, Attenuation)}
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 from marginlens import checks
 from marginlens.autodiff import once
 from marginlens.checks import EffectLike
-from marginlens.effects import Effect, LogWeights, Row, log_one_minus
+from marginlens.effects import PLAIN, Effect, LogWeights, Row, log_one_minus
 from marginlens.layouts import Settings, byol, moco, settings, simclr
 from marginlens.parameters import Number
 
@@ -39,7 +39,7 @@ def info_nce(
     *,
     tau: Number = 0.25,
     beta: float = 1.0,
-    effect: EffectLike = "plain",
+    effect: EffectLike = PLAIN,
     positives: Tensor | None = None,
     queue: Tensor | None = None,
     reduction: Reduction = "mean",
@@ -64,7 +64,7 @@ def nt_xent(
     *,
     tau: Number = 0.25,
     beta: float = 1.0,
-    effect: EffectLike = "plain",
+    effect: EffectLike = PLAIN,
     reduction: Reduction = "mean",
     impl: Impl = "auto",
     check: bool = False,
@@ -83,7 +83,7 @@ def positive_only(
     z: Tensor,
     *,
     tau: Number = 0.5,
-    effect: EffectLike = "plain",
+    effect: EffectLike = PLAIN,
     reduction: Reduction = "mean",
     impl: Impl = "auto",
     check: bool = False,
@@ -126,7 +126,7 @@ def rows(
     layout: Layout = "info_nce",
     tau: Number | None = None,
     beta: float | None = None,
-    effect: EffectLike = "plain",
+    effect: EffectLike = PLAIN,
     positives: Tensor | None = None,
     queue: Tensor | None = None,
     impl: Impl = "auto",
@@ -192,12 +192,13 @@ class _Declared(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[3:])
+        b, A, _, db, dA = inputs
+        ctx.save_for_backward(b, A, db, dA)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        db, dA = ctx.saved_tensors
-        return once(grads[0] * db, _WHY), once(grads[0] * dA, _WHY), None, None, None
+        b, A, db, dA = ctx.saved_tensors
+        return once(grads[0] * db, _WHY, b, A), once(grads[0] * dA, _WHY, b, A), None, None, None
 
 
 def _slope(row: Row, effect: Effect) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from marginlens import checks
 from marginlens.checks import EffectLike
+from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Reduction, info_nce, nt_xent
 from marginlens.parameters import Number
 
@@ -20,7 +21,7 @@ class InfoNCE(nn.Module):
         *,
         tau: Number = 0.25,
         beta: float = 1.0,
-        effect: EffectLike = "plain",
+        effect: EffectLike = PLAIN,
         reduction: Reduction = "mean",
         impl: Impl = "auto",
         check: bool = False,
@@ -44,7 +45,7 @@ class NTXent(nn.Module):
         *,
         tau: Number = 0.25,
         beta: float = 1.0,
-        effect: EffectLike = "plain",
+        effect: EffectLike = PLAIN,
         reduction: Reduction = "mean",
         impl: Impl = "auto",
         check: bool = False,

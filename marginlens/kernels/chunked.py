@@ -71,8 +71,9 @@ class _NegLse(torch.autograd.Function):
             dscale = torch.dot(g, (q * mean).sum(-1)) if ctx.needs_input_grad[2] else None
             if keys is None:
                 dq, dkeys = dq + dkeys, None
+        inputs = (q, scale) if keys is None else (q, keys, scale)
         found = (dq, dkeys if both else None, dscale)
-        return *(None if x is None else once(x, _WHY) for x in found), None, None
+        return *(None if x is None else once(x, _WHY, *inputs) for x in found), None, None
 
 
 @torch.library.custom_op("marginlens::neg_lse", mutates_args=())

@@ -1,0 +1,1 @@
+"""What a margin does to gradients: in theory (`marginlens.lens.theory`)."""

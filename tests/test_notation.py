@@ -1,0 +1,96 @@
+"""The string form: read, written back exactly, refused with a suggestion."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import marginlens as ml
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from tests.catalogue import EFFECTS
+from tests.test_laws import single
+
+SPELLINGS = {
+    "plain": Plain(),
+    "margin": Margin(),
+    "margin(m1=0.4, m2=-0.2)": Margin(0.4, -0.2),
+    "emphasis(s=20, c=2.5) * ratio(m1=0.4)": Emphasis(20, 2.5) * Ratio(0.4),
+    "emphasis(s=20)": Emphasis(s=20),
+    "emphasis(c=1e-07)": Emphasis(c=1e-7),
+    "ratio(m1=0, scope=row)": Ratio(0, scope="row"),
+    "attenuation(alpha=1, kind=II)": Attenuation(1, kind="II"),
+}
+READ_ONLY = {
+    "plain()": Plain(),
+    "  Emphasis( c = 1/3 )  ": Emphasis(c=1 / 3),
+    "emphasis(s=1, c=inf)": Emphasis(),
+    "ratio(m1=0.4, scope='row')": Ratio(0.4, scope="row"),
+    'ratio(scope="positive", m1=4e-1)': Ratio(0.4),
+    "(plain * margin(m1=1)) * (emphasis(s=2))": Plain() * Margin(1) * Emphasis(2),
+}
+REFUSED = {
+    "emphasys(s=20)": "there is no effect 'emphasys'; did you mean 'emphasis'?",
+    "zzz": "there is no effect 'zzz'; known: plain, margin, emphasis, ratio, attenuation",
+    "emphasis(S=20)": "emphasis has no parameter 'S'",
+    "attenuation(alhpa=1)": "attenuation has no parameter 'alhpa'; did you mean 'alpha'?",
+    "ratio": "ratio needs m1",
+    "ratio(scope=row)": "ratio needs m1",
+    "ratio(m1=0.4, scope=rows)": "scope is 'rows'; it must be 'positive' or 'row'",
+    "emphasis(20)": "emphasis takes its parameters by name",
+    "emphasis(**x)": "emphasis has no parameter None",
+    "emphasis(s=20": "it does not read as",
+    "": "it does not read as",
+    "emphasis(s=) * plain": "it does not read as",
+    "emphasis(s=20) + plain": "it must be effects joined by *",
+    "emphasis(s=2)(s=3)": "it must be effects joined by *",
+    "3 * plain": "it must be effects joined by *",
+    "emphasis(s=True)": "emphasis's s must be a number or a word, not 'True'",
+    "emphasis(s=1/0)": "emphasis's s must be a number or a word, not '1 / 0'",
+    "emphasis(s=-x)": "emphasis's s must be a number or a word, not '-x'",
+    "emphasis(s=1j)": "must be a number or a word",
+    "emphasis(s=__import__('os'))": "must be a number or a word",
+    "emphasis(s=x)": "must be a number or a 0-d floating tensor, not 'x'",
+    "emphasis(s=-1)": "s is -1; it must be finite and at least 0",
+    "margin(m1=1) * margin(m1=1)": "both move",
+    "plain * " * 200 + "plain": "at most 500 are read",
+    "(" * 400: "it does not read as",
+    "-" * 400 + "1": "it must be effects joined by *",
+    "plain\x00": "it does not read as",
+}
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_read_and_written_back(text):
+    assert ml.effect(text) == SPELLINGS[text]
+    assert str(ml.effect(text)) == text
+
+
+@pytest.mark.parametrize("text", READ_ONLY)
+def test_read_leniently(text):
+    assert ml.effect(text) == READ_ONLY[text]
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+def test_every_effect_survives_its_own_name(effect):
+    assert ml.effect(str(effect)) == effect
+
+
+@given(factors=st.lists(single.filter(lambda e: not isinstance(e, Margin)), min_size=1, max_size=4))
+def test_random_products_survive_exactly(factors):
+    effect = math.prod(factors[1:], start=factors[0])
+    assert ml.effect(str(effect)) == effect
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda t: t[:30])
+def test_refused(text):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        ml.effect(text)
+    assert REFUSED[text] in str(caught.value)
+
+
+def test_only_text_is_read():
+    with pytest.raises(TypeError, match="must be a string"):
+        ml.effect(3)
+    with pytest.raises(TypeError):
+        Emphasis(s=2) * 3

@@ -1,0 +1,158 @@
+"""Under autocast, torch.compile, torch.func, and when differentiated twice."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import marginlens as ml
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from tests.catalogue import DECLARED, EFFECTS, close, gradients, random
+
+IMPLS = ("reference", "chunked")
+compiles = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile on a CPU needs a C++ compiler"
+)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("effect", [Plain(), Emphasis(s=3, c=2.5), Margin(0.3, 0.1)], ids=str)
+def test_autocast_does_not_lower_the_precision(effect, impl):
+    q, k = random(9, 5, seed=0, dtype=torch.float32), random(9, 5, seed=1, dtype=torch.float32)
+    for loss in (ml.info_nce, ml.nt_xent):
+        want, grads = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)  # noqa: B023
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value, inside = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)  # noqa: B023
+        assert value.dtype == torch.float32
+        assert torch.equal(value, want)
+        if impl == "chunked":
+            assert all(torch.equal(a, b) for a, b in zip(inside, grads, strict=True))
+
+
+def test_autocast_around_a_model():
+    net = torch.nn.Linear(6, 4)
+    x = random(8, 6, seed=0, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = net(x)
+        assert z.dtype == torch.bfloat16
+        loss = ml.nt_xent(z, net(x + 0.1), effect=Emphasis(s=2))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert torch.isfinite(net.weight.grad).all()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+def test_torch_func_grad(effect, impl):
+    q, k = random(7, 4, seed=0), random(7, 4, seed=1)
+    tau = torch.tensor(0.25, dtype=torch.float64)
+    for loss in (ml.info_nce, ml.nt_xent):
+        call = lambda q, k, t: loss(q, k, tau=t, effect=effect, impl=impl)  # noqa: B023, E731
+        _, want = gradients(call, q, k, tau)
+        got = torch.func.grad(call, argnums=(0, 1, 2))(q, k, tau)
+        for g, w in zip(got, want, strict=True):
+            close(g, w, 1e-13)
+        close(torch.func.grad(call)(q, k, tau), want[0], 1e-13)
+        close(torch.func.grad(call, argnums=1)(q, k, tau), want[1], 1e-13)
+
+
+def twice(loss, x):
+    (g,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    return torch.autograd.grad(g.square().sum(), x)
+
+
+@pytest.mark.parametrize("effect", DECLARED, ids=str)
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_declared_gradient_refuses_a_second_derivative(effect, impl):
+    q, k = random(5, 3, seed=0).requires_grad_(), random(5, 3, seed=1)
+    call = lambda q: ml.info_nce(q, k, effect=effect, impl=impl)  # noqa: E731
+    with pytest.raises(RuntimeError, match=r"no second derivative"):
+        twice(call, q)
+    with pytest.raises(RuntimeError, match=r"no second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(call)(q).square().sum())(q.detach())
+
+
+@pytest.mark.parametrize("layout", [ml.info_nce, ml.nt_xent])
+def test_the_chunked_kernel_refuses_a_second_derivative(layout):
+    q, k = random(5, 3, seed=0).requires_grad_(), random(5, 3, seed=1)
+    for keys in (k, k.clone().requires_grad_()):
+        call = lambda q: layout(q, keys, impl="chunked")  # noqa: B023, E731
+        with pytest.raises(RuntimeError, match="use impl='reference'"):
+            twice(call, q)
+        with pytest.raises(RuntimeError, match="use impl='reference'"):
+            torch.func.grad(lambda q: torch.func.grad(call)(q).square().sum())(q.detach())  # noqa: B023
+
+
+@compiles
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("loss", [ml.info_nce, ml.nt_xent])
+def test_compile_without_a_graph_break_or_a_recompilation(loss, impl):
+    """One graph per effect, whatever the number in its 0-d tensor; built inside or outside of the graph."""
+    q, k = random(19, 8, seed=0, dtype=torch.float32), random(19, 8, seed=1, dtype=torch.float32)
+    make = {
+        "emphasis": lambda x: Emphasis(s=x, c=2.5),
+        "curve": lambda x: Emphasis(c=x) * Margin(m1=0.2),
+        "margin": lambda x: Margin(m1=x, m2=x),
+        "ratio": lambda x: Ratio(m1=x, scope="row"),
+        "attenuation": lambda x: Attenuation(alpha=x),
+    }
+    for build in make.values():
+        torch._dynamo.reset()
+        counters.clear()
+        inside = torch.compile(lambda q, k, x: loss(q, k, effect=build(x), impl=impl), fullgraph=True)  # noqa: B023
+        outside = torch.compile(lambda q, k, e: loss(q, k, effect=e, impl=impl), fullgraph=True)
+        for number in (0.3, 0.6, 0.9):
+            x = torch.tensor(number)
+            want, grads = gradients(lambda q, k: loss(q, k, effect=build(x), impl=impl), q, k)  # noqa: B023
+            for compiled, argument in ((inside, x), (outside, build(x))):
+                value, got = gradients(lambda q, k: compiled(q, k, argument), q, k)  # noqa: B023
+                close(value, want, 1e-6)
+                for g, w in zip(got, grads, strict=True):
+                    close(g, w, 1e-5)
+        assert counters["stats"]["unique_graphs"] == 2
+
+
+@compiles
+def test_compiled_modules_positives_queue_and_a_learnable_temperature():
+    torch._dynamo.reset()
+    module = ml.InfoNCE(tau=torch.nn.Parameter(torch.tensor(0.3)), effect="emphasis(s=3) * ratio(m1=0.4)")
+    compiled = torch.compile(module, fullgraph=True)
+    q, k, queue = (random(9, 5, seed=i, dtype=torch.float32).requires_grad_() for i in range(3))
+    positives = torch.arange(9).roll(1)
+    value = compiled(q, k, positives=positives, queue=queue)
+    value.backward()
+    got = [x.grad.clone() for x in (q, k, queue, module.tau)]
+    for x in (q, k, queue, module.tau):
+        x.grad = None
+    want = module(q, k, positives=positives, queue=queue)
+    want.backward()
+    close(value.detach(), want.detach(), 1e-6)
+    for g, x in zip(got, (q, k, queue, module.tau), strict=True):
+        close(g, x.grad, 1e-5)
+
+
+@compiles
+def test_compile_with_dynamic_sizes():
+    torch._dynamo.reset()
+    effect = Emphasis(s=3)
+    compiled = torch.compile(lambda q, k: ml.info_nce(q, k, effect=effect), fullgraph=True, dynamic=True)
+    for n in (5, 9, 33):
+        q, k = random(n, 8, seed=0, dtype=torch.float32), random(n, 8, seed=1, dtype=torch.float32)
+        want, grads = gradients(lambda q, k: ml.info_nce(q, k, effect=effect), q, k)
+        value, got = gradients(compiled, q, k)
+        close(value, want, 1e-6)
+        for g, w in zip(got, grads, strict=True):
+            close(g, w, 1e-5)
+
+
+@compiles
+def test_a_string_inside_a_graph_is_refused_in_words():
+    torch._dynamo.reset()
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    compiled = torch.compile(lambda q, k: ml.info_nce(q, k, effect="emphasis(s=3)"), fullgraph=True)
+    with pytest.raises(Exception, match=r"inside torch\.compile, give effect an object"):
+        compiled(q, k)
+    torch._dynamo.reset()
+    plain = torch.compile(lambda q, k: ml.info_nce(q, k), fullgraph=True)
+    close(plain(q, k), ml.info_nce(q, k), 1e-12)
