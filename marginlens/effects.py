@@ -58,7 +58,7 @@ class Effect(Protocol):
 
     @property
     def moves_logit(self) -> bool:
-        """Whether `logit` is another than Eq. 2's: the value of the loss changes with it."""
+        """Whether `logit` is not the plain one: only then does the value of the loss change."""
 
     @property
     def needs_negatives(self) -> str:

@@ -46,19 +46,20 @@ def settings(
     return Settings(tau, beta, effect, impl, check, sines, negatives)
 
 
-def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, ask: Settings) -> Row:
-    """Rows of q against rows of k and of the queue."""
+def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, in_batch: bool, ask: Settings) -> Row:
+    """Rows of q against rows of k and of the queue; without `in_batch`, k holds positives alone."""
     dtype = checks.embeddings(ask.check, q=q, k=k, queue=queue)
     checks.positives(positives, q, k, ask.check)
+    others = len(k) - 1 if in_batch else 0
     spare = 0 if queue is None else len(queue)
-    checks.negatives(len(k) - 1 + spare, ask.beta, ask.effect, "give a larger k, or a queue=")
+    checks.negatives(others + spare, ask.beta, ask.effect, "give a larger k, or a queue=")
     with full_precision(q):
         scale = _scale(ask.tau, q, dtype)
         u, v = _unit(q, dtype), _unit(k, dtype)
         index = torch.arange(len(q), device=q.device) if positives is None else positives.long()
         cos, sin = _angle(u, v[: len(q)] if positives is None else v[index], ask.sines)
         parts = []
-        if ask.negatives and len(k) > 1:
+        if ask.negatives and others:
             parts.append(neg_lse(u, v, scale, index[:, None], ask.impl))
         if ask.negatives and queue is not None and spare:
             parts.append(neg_lse(u, _unit(queue, dtype), scale, index.new_empty(len(q), 0), ask.impl))

@@ -42,6 +42,7 @@ def info_nce(
     effect: EffectLike = PLAIN,
     positives: Tensor | None = None,
     queue: Tensor | None = None,
+    in_batch: bool = True,
     reduction: Reduction = "mean",
     impl: Impl = "auto",
     check: bool = False,
@@ -49,13 +50,14 @@ def info_nce(
     """Eqs. 1, 3, 5, rows of q against rows of k (MoCo's layout).
 
     q (n, d) and k (m, d) need not be normalised. The positive of row i is row i of k, or row `positives[i]`; all
-    other rows of k, and all of `queue` (r, d), are its negatives. Gradients flow to whatever requires them: detach
-    what should not learn. `tau` may be a tensor that learns. Half-precision inputs are computed in float32.
+    other rows of k (unless `in_batch=False`), and all of `queue` (r, d), are its negatives. Gradients flow to whatever
+    requires them: detach what should not learn. `tau` may be a tensor that learns. Half-precision inputs are computed
+    in float32, and the value is float32.
 
     `check=True` also looks for NaN, infinity and indices out of range where looking costs a device synchronisation.
     """
     ask = settings(tau, beta, effect, reduction, impl, check)
-    return _reduce(_value(moco(q, k, positives, queue, ask), ask), reduction)
+    return _reduce(_value(moco(q, k, positives, queue, in_batch, ask), ask), reduction)
 
 
 def nt_xent(
@@ -129,6 +131,7 @@ def rows(
     effect: EffectLike = PLAIN,
     positives: Tensor | None = None,
     queue: Tensor | None = None,
+    in_batch: bool = True,
     impl: Impl = "auto",
     check: bool = False,
 ) -> Rows:
@@ -140,12 +143,12 @@ def rows(
     tau = (0.5 if layout == "positive_only" else 0.25) if tau is None else tau
     beta = (0.0 if layout == "positive_only" else 1.0) if beta is None else beta
     ask = settings(tau, beta, effect, "none", impl, check, every_row_fact=True)
-    if layout != "info_nce" and (positives is not None or queue is not None):
-        raise ValueError(f"positives and queue belong to layout 'info_nce', not {layout!r}")
+    if layout != "info_nce" and (positives is not None or queue is not None or not in_batch):
+        raise ValueError(f"positives, queue and in_batch belong to layout 'info_nce', not {layout!r}")
     if layout == "positive_only" and beta != 0.0:
         raise ValueError(f"beta is {beta:g}; layout 'positive_only' has no negatives, so it must be 0")
     if layout == "info_nce":
-        row = moco(q, k, positives, queue, ask)
+        row = moco(q, k, positives, queue, in_batch, ask)
     else:
         row = simclr(q, k, ask) if layout == "nt_xent" else byol(q, k, ask)
     w = ask.effect.log_weights(row) or LogWeights()

@@ -22,13 +22,14 @@ class InfoNCE(nn.Module):
         tau: Number = 0.25,
         beta: float = 1.0,
         effect: EffectLike = PLAIN,
+        in_batch: bool = True,
         reduction: Reduction = "mean",
         impl: Impl = "auto",
         check: bool = False,
     ) -> None:
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
-        self.settings = _settings(beta, effect, reduction, impl, check)
+        self.settings = _settings(beta, effect, reduction, impl, check) | {"in_batch": in_batch}
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **self.settings)

@@ -35,6 +35,10 @@ CASES = {
         ValueError,
         lambda: ml.nt_xent(Q[:1], K[:1], beta=0.5),
     ),
+    "beta is 1 but no row has a negative; give a larger k, or a queue=": (
+        ValueError,
+        lambda: ml.info_nce(Q, K, in_batch=False),
+    ),
     "ratio(m1=0.2): m1 acts through negatives, and no row has one": (
         ValueError,
         lambda: ml.info_nce(Q[:1], K[:1], beta=0, effect=Ratio(0.2)),
@@ -99,7 +103,10 @@ CASES = {
         lambda: ml.nt_xent(Q, K, impl="fast"),
     ),
     "layout is 'clip'": (ValueError, lambda: ml.rows(Q, K, layout="clip")),
-    "positives and queue belong to layout 'info_nce'": (ValueError, lambda: ml.rows(Q, K, layout="nt_xent", queue=K)),
+    "positives, queue and in_batch belong to layout 'info_nce'": (
+        ValueError,
+        lambda: ml.rows(Q, K, layout="nt_xent", queue=K),
+    ),
     "beta is 0.5; layout 'positive_only' has no negatives": (
         ValueError,
         lambda: ml.rows(Q, K, layout="positive_only", beta=0.5),

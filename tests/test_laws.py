@@ -141,13 +141,13 @@ def test_scale_rotation_and_order_do_not_matter(effect):
     turn = torch.linalg.qr(random(5, 5, seed=3))[0]
     shuffle = torch.randperm(9, generator=torch.Generator().manual_seed(4))
     for loss in (ml.info_nce, ml.nt_xent):
-        want, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect), q, k)  # noqa: B023
+        want, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect), q, k)
         for seen_q, seen_k, back in (
             (3.0 * q, 0.2 * k, lambda dq, dk: (3.0 * dq, 0.2 * dk)),
             (q @ turn, k @ turn, lambda dq, dk: (dq @ turn.T, dk @ turn.T)),
             (q[shuffle], k[shuffle], lambda dq, dk: (dq[shuffle.argsort()], dk[shuffle.argsort()])),
         ):
-            value, grads = gradients(lambda q, k: loss(q, k, effect=effect), seen_q, seen_k)  # noqa: B023
+            value, grads = gradients(lambda q, k: loss(q, k, effect=effect), seen_q, seen_k)
             close(value, want, 1e-12)
             for g, w in zip(back(*grads), (dq, dk), strict=True):
                 close(g, w, 1e-9)

@@ -44,7 +44,7 @@ def hard_cases(dtype):
 def test_finite_at_the_edges(effect, tau, dtype, impl):
     for name, (q, k) in hard_cases(dtype).items():
         for loss in (ml.info_nce, ml.nt_xent):
-            value, grads = gradients(lambda q, k: loss(q, k, tau=tau, effect=effect, impl=impl), q, k)  # noqa: B023
+            value, grads = gradients(lambda q, k: loss(q, k, tau=tau, effect=effect, impl=impl), q, k)
             assert torch.isfinite(value), name
             for g in grads:
                 assert torch.isfinite(g).all(), name
@@ -61,7 +61,7 @@ def test_zero_vectors_get_no_gradient(effect):
     q[2] = 0
     k[4] = 0
     for loss in (ml.info_nce, ml.nt_xent):
-        _, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect), q, k)  # noqa: B023
+        _, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect), q, k)
         assert (dq[2] == 0).all()
         assert (dk[4] == 0).all()
         assert (dq[0] != 0).any()
@@ -120,8 +120,8 @@ def test_every_effect_is_accurate_in_float32(effect, angle):
     """Nearly aligned pairs, where sqrt(1 - c^2) would lose half the digits."""
     q, k = aligned(40, 8, 3, angle, dtype=torch.float32)
     for tau in (0.1, 0.25):
-        _, exact = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, effect=effect), q.double(), k.double())  # noqa: B023
-        _, ours = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, effect=effect), q, k)  # noqa: B023
+        _, exact = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, effect=effect), q.double(), k.double())
+        _, ours = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, effect=effect), q, k)
         for e, o in zip(exact, ours, strict=True):
             assert (o.double() - e).norm() / e.norm() < 3e-5
 
@@ -141,7 +141,7 @@ def test_unbounded_weights_overflow_no_earlier_than_they_must():
     q = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     k = torch.tensor([[1.0, 0.01], [-1.0, 0.01]], dtype=torch.float64)
     for effect in (Ratio(m1=3.1), Ratio(m1=3.1, scope="row"), Attenuation(1), Attenuation(1, kind="II")):
-        _, grads = gradients(lambda q, k: ml.info_nce(q, k, tau=0.01, beta=0.3, effect=effect), q, k)  # noqa: B023
+        _, grads = gradients(lambda q, k: ml.info_nce(q, k, tau=0.01, beta=0.3, effect=effect), q, k)
         assert all(torch.isfinite(g).all() for g in grads)
         assert max(float(g.norm()) for g in grads) > 1e80
 
@@ -171,7 +171,7 @@ def test_strided_expanded_and_aliased_inputs(impl):
     base, other = random(6, 10, seed=0), random(10, 6, seed=1)
     q, k = base[:, ::2], other[::2].T[:, :5]
     for loss in (ml.info_nce, ml.nt_xent):
-        v, grads = gradients(lambda q, k: loss(q, k, impl=impl), q.contiguous(), k.contiguous())  # noqa: B023
+        v, grads = gradients(lambda q, k: loss(q, k, impl=impl), q.contiguous(), k.contiguous())
         a, b = base.clone().requires_grad_(), other.clone().requires_grad_()
         strided = loss(a[:, ::2], b[::2].T[:, :5], impl=impl)
         strided.backward()
@@ -194,9 +194,9 @@ def test_strided_expanded_and_aliased_inputs(impl):
 def test_one_side_alone_gets_the_same_gradient(effect, impl):
     q, k = random(9, 5, seed=0), random(9, 5, seed=1)
     for loss in (ml.info_nce, ml.nt_xent):
-        _, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)  # noqa: B023
-        _, (left,) = gradients(lambda q: loss(q, k, effect=effect, impl=impl), q)  # noqa: B023
-        _, (right,) = gradients(lambda k: loss(q, k, effect=effect, impl=impl), k)  # noqa: B023
+        _, (dq, dk) = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)
+        _, (left,) = gradients(lambda q: loss(q, k, effect=effect, impl=impl), q)
+        _, (right,) = gradients(lambda k: loss(q, k, effect=effect, impl=impl), k)
         close(left, dq, 1e-13)
         close(right, dk, 1e-13)
 
@@ -274,12 +274,15 @@ def test_modules_are_the_functions():
     assert [name for name, _ in learner.named_parameters()] == ["tau"]
     moving = ml.InfoNCE(tau=torch.tensor(0.3))
     assert "tau" in moving.state_dict()
-    assert repr(moving) == "InfoNCE(tau=0.3, beta=1.0, effect=plain, reduction=mean, impl=auto, check=False)"
+    assert (
+        repr(moving)
+        == "InfoNCE(tau=0.3, beta=1.0, effect=plain, reduction=mean, impl=auto, check=False, in_batch=True)"
+    )
 
 
 def test_effects_take_tensors_that_a_schedule_changes():
     q, k = random(5, 3, seed=0), random(5, 3, seed=1)
-    tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
+    tensor = lambda x: torch.tensor(x, dtype=torch.float64)
     for numbers, tensors in (
         (Emphasis(s=3, c=2.5), Emphasis(s=tensor(3.0), c=tensor(2.5))),
         (Emphasis(s=3), Emphasis(s=tensor(3.0), c=tensor(math.inf))),
@@ -289,7 +292,7 @@ def test_effects_take_tensors_that_a_schedule_changes():
         (Attenuation(alpha=1), Attenuation(alpha=tensor(1.0))),
         (Attenuation(alpha=0.3, kind="II"), Attenuation(alpha=tensor(0.3), kind="II")),
     ):
-        (v, want), (u, got) = (gradients(lambda q, k: ml.info_nce(q, k, effect=e), q, k) for e in (numbers, tensors))  # noqa: B023
+        (v, want), (u, got) = (gradients(lambda q, k: ml.info_nce(q, k, effect=e), q, k) for e in (numbers, tensors))
         close(u, v, 1e-14)
         for g, w in zip(got, want, strict=True):
             close(g, w, 1e-13)

@@ -18,7 +18,7 @@ def embeddings(kind, n, d, seed):
 
 def exact(left, right, pairs, tau, beta, effect):
     value, dl, dr = oracle_mpmath.gradients(left.tolist(), right.tolist(), pairs, tau, beta, effect)
-    as_tensor = lambda rows: torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)  # noqa: E731
+    as_tensor = lambda rows: torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
     return float(value), as_tensor(dl), as_tensor(dr)
 
 
@@ -30,7 +30,7 @@ def test_info_nce_in_many_digits(effect, beta, tau, kind, n):
     q, k = embeddings(kind, n, 3, seed=n)
     value, dq, dk = exact(q, k, [(range(n), i) for i in range(n)], tau, beta, effect)
     for impl in IMPLS:
-        v, (gq, gk) = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, beta=beta, effect=effect, impl=impl), q, k)  # noqa: B023
+        v, (gq, gk) = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, beta=beta, effect=effect, impl=impl), q, k)
         close(v, value, 1e-10)
         close(gq, dq, 1e-10)
         close(gk, dk, 1e-10)
@@ -50,7 +50,7 @@ def test_nt_xent_in_many_digits(effect, beta, tau, kind, n):
     value, dl, dr = exact(z, z, pairs, tau, beta, effect)
     d1, d2 = (dl + dr).split(n)
     for impl in IMPLS:
-        v, (g1, g2) = gradients(lambda a, b: ml.nt_xent(a, b, tau=tau, beta=beta, effect=effect, impl=impl), z1, z2)  # noqa: B023
+        v, (g1, g2) = gradients(lambda a, b: ml.nt_xent(a, b, tau=tau, beta=beta, effect=effect, impl=impl), z1, z2)
         close(v, value, 1e-10)
         close(g1, d1, 1e-10)
         close(g2, d2, 1e-10)
@@ -77,9 +77,9 @@ def test_positive_only_in_many_digits(effect, tau, kind, n):
 def test_the_pseudo_code(effect, beta, tau, n):
     q, k = random(n, 7, seed=30 + n), random(n, 7, seed=31 + n)
     for ours, theirs in ((ml.info_nce, oracle_torch.info_nce), (ml.nt_xent, oracle_torch.nt_xent)):
-        value, want = gradients(lambda q, k: theirs(q, k, tau, beta, effect), q, k)  # noqa: B023
+        value, want = gradients(lambda q, k: theirs(q, k, tau, beta, effect), q, k)
         for impl in IMPLS:
-            v, got = gradients(lambda q, k: ours(q, k, tau=tau, beta=beta, effect=effect, impl=impl), q, k)  # noqa: B023
+            v, got = gradients(lambda q, k: ours(q, k, tau=tau, beta=beta, effect=effect, impl=impl), q, k)
             close(v, value, 1e-10)
             for g, w in zip(got, want, strict=True):
                 close(g, w, 1e-10)
@@ -121,6 +121,22 @@ def test_a_learnable_temperature_gets_the_gradient_of_the_pseudo_code(effect, im
     q, k = random(13, 6, seed=5), random(13, 6, seed=6)
     tau = torch.tensor(0.25, dtype=torch.float64)
     for ours, theirs in ((ml.info_nce, oracle_torch.info_nce), (ml.nt_xent, oracle_torch.nt_xent)):
-        _, (want,) = gradients(lambda t: theirs(q, k, t, 1.0, effect), tau)  # noqa: B023
-        _, (got,) = gradients(lambda t: ours(q, k, tau=t, effect=effect, impl=impl), tau)  # noqa: B023
+        _, (want,) = gradients(lambda t: theirs(q, k, t, 1.0, effect), tau)
+        _, (got,) = gradients(lambda t: ours(q, k, tau=t, effect=effect, impl=impl), tau)
         close(got, want, 1e-10)
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+def test_negatives_from_the_queue_alone(effect):
+    """MoCo's first two versions: each row sees its own positive and the queue."""
+    q, k, queue = random(5, 4, seed=1), random(5, 4, seed=2), random(9, 4, seed=3)
+
+    def row_by_row(q, k, queue):
+        rows = [oracle_torch.info_nce(q[i : i + 1], k[i : i + 1], 0.25, 1.0, effect, None, queue) for i in range(5)]
+        return torch.stack(rows).mean()
+
+    value, want = gradients(row_by_row, q, k, queue)
+    v, got = gradients(lambda q, k, r: ml.info_nce(q, k, effect=effect, queue=r, in_batch=False), q, k, queue)
+    close(v, value, 1e-12)
+    for g, w in zip(got, want, strict=True):
+        close(g, w, 1e-10)

@@ -21,9 +21,9 @@ compiles = pytest.mark.skipif(
 def test_autocast_does_not_lower_the_precision(effect, impl):
     q, k = random(9, 5, seed=0, dtype=torch.float32), random(9, 5, seed=1, dtype=torch.float32)
     for loss in (ml.info_nce, ml.nt_xent):
-        want, grads = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)  # noqa: B023
+        want, grads = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            value, inside = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)  # noqa: B023
+            value, inside = gradients(lambda q, k: loss(q, k, effect=effect, impl=impl), q, k)
         assert value.dtype == torch.float32
         assert torch.equal(value, want)
         if impl == "chunked":
@@ -48,7 +48,7 @@ def test_torch_func_grad(effect, impl):
     q, k = random(7, 4, seed=0), random(7, 4, seed=1)
     tau = torch.tensor(0.25, dtype=torch.float64)
     for loss in (ml.info_nce, ml.nt_xent):
-        call = lambda q, k, t: loss(q, k, tau=t, effect=effect, impl=impl)  # noqa: B023, E731
+        call = lambda q, k, t: loss(q, k, tau=t, effect=effect, impl=impl)
         _, want = gradients(call, q, k, tau)
         got = torch.func.grad(call, argnums=(0, 1, 2))(q, k, tau)
         for g, w in zip(got, want, strict=True):
@@ -66,7 +66,7 @@ def twice(loss, x):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_a_declared_gradient_refuses_a_second_derivative(effect, impl):
     q, k = random(5, 3, seed=0).requires_grad_(), random(5, 3, seed=1)
-    call = lambda q: ml.info_nce(q, k, effect=effect, impl=impl)  # noqa: E731
+    call = lambda q: ml.info_nce(q, k, effect=effect, impl=impl)
     with pytest.raises(RuntimeError, match=r"no second derivative"):
         twice(call, q)
     with pytest.raises(RuntimeError, match=r"no second derivative"):
@@ -77,11 +77,11 @@ def test_a_declared_gradient_refuses_a_second_derivative(effect, impl):
 def test_the_chunked_kernel_refuses_a_second_derivative(layout):
     q, k = random(5, 3, seed=0).requires_grad_(), random(5, 3, seed=1)
     for keys in (k, k.clone().requires_grad_()):
-        call = lambda q: layout(q, keys, impl="chunked")  # noqa: B023, E731
+        call = lambda q: layout(q, keys, impl="chunked")
         with pytest.raises(RuntimeError, match="use impl='reference'"):
             twice(call, q)
         with pytest.raises(RuntimeError, match="use impl='reference'"):
-            torch.func.grad(lambda q: torch.func.grad(call)(q).square().sum())(q.detach())  # noqa: B023
+            torch.func.grad(lambda q: torch.func.grad(call)(q).square().sum())(q.detach())
 
 
 @compiles
@@ -100,13 +100,13 @@ def test_compile_without_a_graph_break_or_a_recompilation(loss, impl):
     for build in make.values():
         torch._dynamo.reset()
         counters.clear()
-        inside = torch.compile(lambda q, k, x: loss(q, k, effect=build(x), impl=impl), fullgraph=True)  # noqa: B023
+        inside = torch.compile(lambda q, k, x: loss(q, k, effect=build(x), impl=impl), fullgraph=True)
         outside = torch.compile(lambda q, k, e: loss(q, k, effect=e, impl=impl), fullgraph=True)
         for number in (0.3, 0.6, 0.9):
             x = torch.tensor(number)
-            want, grads = gradients(lambda q, k: loss(q, k, effect=build(x), impl=impl), q, k)  # noqa: B023
+            want, grads = gradients(lambda q, k: loss(q, k, effect=build(x), impl=impl), q, k)
             for compiled, argument in ((inside, x), (outside, build(x))):
-                value, got = gradients(lambda q, k: compiled(q, k, argument), q, k)  # noqa: B023
+                value, got = gradients(lambda q, k: compiled(q, k, argument), q, k)
                 close(value, want, 1e-6)
                 for g, w in zip(got, grads, strict=True):
                     close(g, w, 1e-5)
@@ -154,5 +154,5 @@ def test_a_string_inside_a_graph_is_refused_in_words():
     with pytest.raises(Exception, match=r"inside torch\.compile, give effect an object"):
         compiled(q, k)
     torch._dynamo.reset()
-    plain = torch.compile(lambda q, k: ml.info_nce(q, k), fullgraph=True)
+    plain = torch.compile(ml.info_nce, fullgraph=True)
     close(plain(q, k), ml.info_nce(q, k), 1e-12)

@@ -101,21 +101,18 @@ class Multipliers(NamedTuple):
 
 def multipliers(effect: Effect, theta: Number, q: Number, tau: float = 0.25, beta: float = 1.0) -> Multipliers:
     """Theorem 4.1 for any effect, computed by the code that trains: what it makes of a row at (theta, q)."""
-    theta, q = (x.contiguous() for x in torch.broadcast_tensors(_tensor(theta), _tensor(q)))
-    scale = torch.tensor(1.0 / tau, dtype=theta.dtype)
-    row = Row(theta.cos(), theta.sin(), scale * theta.cos() - torch.logit(q), scale)
+    angle, plain_q = (x.contiguous() for x in torch.broadcast_tensors(_tensor(theta), _tensor(q)))
+    scale = torch.tensor(1.0 / tau, dtype=angle.dtype)
+    row = Row(angle.cos(), angle.sin(), scale * angle.cos() - torch.logit(plain_q), scale)
     w = effect.log_weights(row) or LogWeights()
-    positive_weight = torch.as_tensor(w.positive + w.row, dtype=theta.dtype).exp()
-    negative_weight = torch.as_tensor(w.row, dtype=theta.dtype).exp()
     b = effect.logit(row)
-    moved = torch.sigmoid(b - row.A)
     turn = torch.func.jvp(
-        lambda x: effect.logit(row._replace(cos=x.cos(), sin=x.sin())), (theta,), (torch.ones_like(theta),)
+        lambda x: effect.logit(row._replace(cos=x.cos(), sin=x.sin())), (angle,), (torch.ones_like(angle),)
     )[1]
-    plain = gradient(theta, q, 1.0, tau, beta)
+    moved = -turn * (1.0 - beta * torch.sigmoid(b - row.A)) / gradient(angle, plain_q, 1.0, tau, beta)
     return Multipliers(
-        positive=positive_weight * -turn * (1.0 - beta * moved) / plain,
-        negative=negative_weight * torch.sigmoid(row.A - b) / (1.0 - q),
+        positive=moved * torch.as_tensor(w.positive + w.row, dtype=angle.dtype).exp(),
+        negative=torch.sigmoid(row.A - b) / (1.0 - plain_q) * torch.as_tensor(w.row, dtype=angle.dtype).exp(),
     )
 
 

@@ -1,5 +1,6 @@
 """The chunked kernel against its slow twin, and its memory."""
 
+import itertools
 import weakref
 
 import pytest
@@ -41,8 +42,8 @@ def test_the_slow_twin(n, m, d, scale, drops, dtype):
         lambda q, keys, scale, impl: neg_lse(q.detach(), keys, scale, drop, impl),
         lambda q, keys, scale, impl: neg_lse(q.detach(), keys.detach(), scale, drop, impl),
     ):
-        want, wanted = gradients(lambda *x: (call(*x, "reference") * g).sum(), q, keys, scale)  # noqa: B023
-        got, found = gradients(lambda *x: (call(*x, "chunked") * g).sum(), q, keys, scale)  # noqa: B023
+        want, wanted = gradients(lambda *x: (call(*x, "reference") * g).sum(), q, keys, scale)
+        got, found = gradients(lambda *x: (call(*x, "chunked") * g).sum(), q, keys, scale)
         close(got, want, 10 * TOLERANCE[dtype])
         for a, b in zip(found, wanted, strict=True):
             if b.abs().max() > 0:
@@ -70,8 +71,8 @@ def test_a_set_against_itself(n):
 def test_every_effect_over_blocks(effect):
     q, k = random(37, 5, seed=0), random(37, 5, seed=1)
     for loss in (ml.info_nce, ml.nt_xent):
-        want, wanted = gradients(lambda q, k: loss(q, k, effect=effect, impl="reference"), q, k)  # noqa: B023
-        got, found = gradients(lambda q, k: loss(q, k, effect=effect, impl="chunked"), q, k)  # noqa: B023
+        want, wanted = gradients(lambda q, k: loss(q, k, effect=effect, impl="reference"), q, k)
+        got, found = gradients(lambda q, k: loss(q, k, effect=effect, impl="chunked"), q, k)
         close(got, want, 1e-12)
         for a, b in zip(found, wanted, strict=True):
             close(a, b, 1e-11)
@@ -142,7 +143,7 @@ def test_memory_grows_linearly(monkeypatch):
     theirs = [peak(n, d, "reference", monkeypatch) for n in sizes]
     for n, ledger in zip(sizes, ours, strict=True):
         assert ledger.largest <= 4 * max(2**14, 16 * n, d * n)
-    growth = [b.peak / a.peak for a, b in zip(ours, ours[1:], strict=False)]
+    growth = [b.peak / a.peak for a, b in itertools.pairwise(ours)]
     assert max(growth) < 2.2
     # the ledger can tell: the twin holds the matrix, and grows by four
     assert all(t.largest >= 4 * n * n for n, t in zip(sizes, theirs, strict=True))

@@ -1,0 +1,34 @@
+# Everything that a contributor runs. Only Python 3.11 and make are needed to start.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test check slow bench mutants clean
+
+test: check
+	$(BIN)/python -m pytest -n auto
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/loss.py
+
+mutants: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt mutmut
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "marginlens needs Python 3.11 or newer: make PYTHON=python3.11 test")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+clean:
+	rm -rf .venv mutants build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,107 @@
+"""The documents say what the code does."""
+
+import ast
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import marginlens as ml
+from marginlens.effects import EFFECTS
+from tests.catalogue import close, random
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = re.compile(r"\b(Eq|Alg|Fig|Lemma|Theorem|Sec|Appendix)s?\.? ((?:\d[\d.]*\d|\d|[A-Z]\b)(?:, \d+)*)")
+SAMPLE = {"plain": "plain", "margin": "margin(m1=0.3, m2=0.1)", "emphasis": "emphasis(s=3, c=2)"}
+SAMPLE |= {"ratio": "ratio(m1=0.4, scope=row)", "attenuation": "attenuation(alpha=0.5)"}
+
+
+def references(text):
+    """'Eqs. 8, 9, Alg. 3' -> {'Eq. 8', 'Eq. 9', 'Alg. 3'}"""
+    found = set()
+    for kind, numbers in REFERENCE.findall(text):
+        dot = "." if kind in ("Eq", "Alg", "Fig", "Sec") else ""
+        found |= {f"{kind}{dot} {number}" for number in numbers.split(", ")}
+    return found
+
+
+def homes():
+    """Every (reference, object) that the first line of a docstring in the package claims."""
+    for path in sorted((ROOT / "marginlens").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for prefix, node in walk(ast.parse(path.read_text())):
+            first = (ast.get_docstring(node) or "").split("\n")[0]
+            for reference in references(first):
+                yield reference, f"{module}.{prefix}{node.name}"
+
+
+def walk(tree, prefix=""):
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield prefix, node
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node, f"{prefix}{node.name}.")
+
+
+def table(page, columns):
+    lines = [x for x in (ROOT / "docs" / page).read_text().splitlines() if x.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if len(row) == columns]
+
+
+def test_equations_both_ways():
+    listed = set()
+    for reference, names, *_ in table("equations.md", 3):
+        if reference != "in the paper":
+            listed |= {(reference, name) for name in re.findall(r"`([\w.]+)`", names)}
+    assert listed == set(homes())
+
+
+def test_every_numbered_thing_of_the_paper_has_a_home():
+    covered = {reference for reference, _ in homes()}
+    wanted = {f"Eq. {i}" for i in range(1, 13)} | {f"Alg. {i}" for i in range(1, 7)}
+    wanted |= {"Theorem 4.1", "Lemma 4.2", "Lemma 4.3", "Lemma 4.4", "Fig. 1", "Fig. 2", "Appendix B"}
+    assert wanted <= covered
+
+
+def test_the_composition_table_lists_every_pair():
+    pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("effects.md", 2) if " * " in pair}
+    assert pairs == {tuple(sorted(p)) for p in itertools.combinations_with_replacement(EFFECTS, 2)}
+
+
+@pytest.mark.parametrize(("pair", "meaning"), [row for row in table("effects.md", 2) if " * " in row[0]])
+def test_every_pair_means_what_the_table_says(pair, meaning):
+    left, right = (SAMPLE[name] for name in pair.split(" * "))
+    for a, b in ((left, right), (right, left)):
+        if meaning.startswith("refused"):
+            with pytest.raises(ValueError, match="both move"):
+                ml.effect(f"{a} * {b}")
+            continue
+        q, k = random(6, 4, seed=0), random(6, 4, seed=1)
+        one, other, both = (ml.rows(q, k, effect=e) for e in (a, b, f"{a} * {b}"))
+        close(both.w_pos, one.w_pos * other.w_pos, 1e-12)
+        close(both.w_neg, one.w_neg * other.w_neg, 1e-12)
+        moved = one if a.startswith("margin") else other
+        assert (both.loss == moved.loss).all()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/effects.md", "docs/equations.md", "docs/benchmarks.md"])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_readme_runs():
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)
+    assert names["loss"].isfinite()
+
+
+def test_public_names():
+    assert all(hasattr(ml, name) for name in ml.__all__)
+    wanted = {"info_nce", "nt_xent", "positive_only", "InfoNCE", "NTXent", "effect", "rows"}
+    assert wanted | {cls.__name__ for cls in EFFECTS.values()} <= set(ml.__all__)
