@@ -11,6 +11,8 @@ from torch import Tensor
 class _Once(torch.autograd.Function):
     """The first argument, which depends on the others in a way that cannot be differentiated."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, why: str, *inputs: Tensor) -> Tensor:
         return x.view_as(x)
@@ -25,13 +27,17 @@ class _Once(torch.autograd.Function):
 
 
 def once(grad: Tensor, why: str, *inputs: Tensor) -> Tensor:
-    """`grad`, a gradient computed by hand from `inputs`; differentiating it again raises RuntimeError(why)."""
+    """`grad`, a gradient computed by hand from `inputs`; differentiating it again raises RuntimeError(why).
+
+    Not inside `torch.compile`, which traces a backward pass as if it were never differentiated: docs/effects.md.
+    """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return grad  # compiled graphs refuse on their own
+        return grad
     guarded: Tensor = _Once.apply(grad, why, *inputs)  # type: ignore[no-untyped-call]
     return guarded
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Autocast off on x's device: a loss is computed in float32 or better, and so is its gradient."""
-    return torch.autocast(x.device.type, enabled=False)
+    """Autocast off on x's device, if it has one: a loss is computed in float32 or better."""
+    kind = x.device.type
+    return torch.autocast(kind if torch.amp.is_autocast_available(kind) else "cpu", enabled=False)

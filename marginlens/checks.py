@@ -6,18 +6,21 @@ What would make the host wait for a device (values inside a CUDA tensor) is look
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from numbers import Real
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from marginlens.effects import Effect
+from marginlens.effects import Effect, factors
 from marginlens.kernels import IMPLS
 from marginlens.notation import effect as parse
+from marginlens.parameters import as_float, readable
 
 EffectLike: TypeAlias = Effect | str
 REDUCTIONS = ("mean", "none")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def embeddings(check: bool, **tensors: Tensor | None) -> torch.dtype:
@@ -30,8 +33,8 @@ def embeddings(check: bool, **tensors: Tensor | None) -> torch.dtype:
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
         if x.dim() != 2:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (rows, dim)")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} has dtype {x.dtype}; embeddings must be floating (cast with .float())")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {x.dtype}; embeddings must be floating, 16 bits or more: use .float()")
         if x.device != given[first].device:
             raise ValueError(f"{name} is on {x.device} and {first} on {given[first].device}; move one with .to(...)")
         if x.shape[1] != given[first].shape[1] or x.shape[1] == 0:
@@ -72,22 +75,41 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
         raise ValueError(f"positives has shape {tuple(index.shape)}; it must be ({len(q)},), an index per row of q")
     if index.device != q.device:
         raise ValueError(f"positives is on {index.device} and q on {q.device}; move it with .to(...)")
-    if check or _free_to_read(index):
-        low, high = (int(x) for x in torch.aminmax(index))
+    if check or readable(index):
+        low, high = (int(x) for x in torch.aminmax(index.long()))
         if low < 0 or high >= len(k):
             raise ValueError(f"positives goes from {low} to {high}; indices of k's rows go from 0 to {len(k) - 1}")
 
 
-def temperature(tau: float | Tensor, check: bool) -> None:
+def parameters(effect: Effect, q: Tensor, check: bool) -> None:
+    """Checks the tensors in an effect where it is used: their device, and on request the values they have now."""
+    for factor in factors(effect):
+        values = {field.name: getattr(factor, field.name) for field in fields(factor)}  # type: ignore[arg-type]
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                _same_device(f"{factor if readable(value) else type(factor).__name__}: {name}", value, q)
+        if check:
+            type(factor)(**{name: v if isinstance(v, str) else as_float(v) for name, v in values.items()})
+
+
+def _same_device(name: str, value: Tensor, q: Tensor) -> None:
+    """A number may live on the CPU, or beside the embeddings."""
+    if value.device.type != "cpu" and value.device != q.device:
+        raise ValueError(f"{name} is on {value.device} and the embeddings on {q.device}; move it with .to(...)")
+
+
+def temperature(tau: float | Tensor, check: bool, q: Tensor | None = None) -> None:
     """Checks tau: a positive number, or a tensor of one that may learn."""
     if isinstance(tau, Tensor):
         if tau.numel() != 1 or not tau.is_floating_point():
             raise TypeError(
                 f"tau must be a number or a floating tensor of one element, not {tau.dtype} of shape {tuple(tau.shape)}"
             )
-        if not check and not _free_to_read(tau):
+        if q is not None:
+            _same_device("tau", tau, q)
+        if not check and not readable(tau):
             return
-        value = float(tau.detach())
+        value = as_float(tau)
     elif isinstance(tau, Real) and not isinstance(tau, bool):
         value = float(tau)
     else:
@@ -136,7 +158,3 @@ def negatives(count: int, beta: float, effect: Effect, layout: str) -> None:
         raise ValueError(f"beta is {beta:g} but no row has a negative; {layout}")
     if effect.needs_negatives:
         raise ValueError(f"{effect}: {effect.needs_negatives} acts through negatives, and no row has one; {layout}")
-
-
-def _free_to_read(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()

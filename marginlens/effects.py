@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from marginlens.parameters import Number, check_choice, check_number, cos, log, shortest, sin
+from marginlens.parameters import Number, as_float, check_choice, check_number, cos, like, log, shortest, sin
 
 Scope = Literal["positive", "row"]
 Kind = Literal["I", "II"]
@@ -78,11 +78,13 @@ def plain_logit(row: Row) -> Tensor:
 
 def margin_logit(row: Row, m1: Number, m2: Number) -> Tensor:
     """Eq. 4, Alg. 2: the positive's logit (cos(theta + m1) - m2) / tau."""
+    m1, m2 = like(m1, row.cos), like(m2, row.cos)
     return row.scale * (row.cos * cos(m1) - row.sin * sin(m1) - m2)
 
 
 def log_gamma(x: Tensor, c: Number) -> Tensor:
     """Eq. 10: log of the curve gamma(x, c) = |(1 - x^c)^(1/c)|, for x in [0, 1]; 0 everywhere at c = infinity."""
+    c = like(c, x)
     y = c * x.log()
     # log(1 - e^y), each form where it keeps its digits
     curve = torch.where(y > -math.log(2.0), torch.log(-torch.expm1(y)), torch.log1p(-torch.exp(y))) / c
@@ -97,14 +99,14 @@ def log_ratio(row: Row, m1: Number) -> Tensor:
 
 def log_one_minus(weight: Number, x: Tensor) -> Tensor:
     """log(1 - weight * sigmoid(x)) for a weight in [0, 1]: finite wherever the result is, weight = 1 included."""
-    return torch.logaddexp(logsigmoid(-x), log(1.0 - weight) + logsigmoid(x))
+    return torch.logaddexp(logsigmoid(-x), log(1.0 - like(weight, x)) + logsigmoid(x))
 
 
 def _times(self: Effect, other: Effect) -> Product:
     """Composition: weights multiply, and at most one factor may move the logit."""
-    if not hasattr(other, "log_weights"):
+    if isinstance(other, type) or not hasattr(other, "log_weights"):
         return NotImplemented  # type: ignore[no-any-return]
-    return Product((*_factors(self), *_factors(other)))
+    return Product((*factors(self), *factors(other)))
 
 
 def _spell(self: Effect) -> str:
@@ -112,11 +114,19 @@ def _spell(self: Effect) -> str:
     shown = []
     for field in fields(self):  # type: ignore[arg-type]
         value = getattr(self, field.name)
-        value = value if isinstance(value, str) else float(value)
+        value = value if isinstance(value, str) else as_float(value)
         if field.default is MISSING or value != field.default:
             shown.append(f"{field.name}={value if isinstance(value, str) else shortest(value)}")
     name = type(self).__name__.lower()
     return f"{name}({', '.join(shown)})" if shown else name
+
+
+def _hash(self: Effect) -> int:
+    """Equal effects hash alike; one that holds a tensor can change, and so has no hash."""
+    values = tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+    if any(isinstance(value, Tensor) for value in values):
+        raise TypeError(f"{self} holds a tensor, whose value may change: it cannot be a key")
+    return hash((type(self), values))
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ class Plain:
 
     __mul__ = _times
     __str__ = _spell
+    __hash__ = _hash
 
 
 @dataclass(frozen=True)
@@ -151,8 +162,8 @@ class Margin:
     moves_logit = True
 
     def __post_init__(self) -> None:
-        check_number(self, "m1", 0.0, math.pi, "in [0, pi]")
-        check_number(self, "m2", -math.inf, math.inf, "finite", finite=True)
+        check_number(self, "m1", 0.0, math.pi, "in [0, pi]", learns=True)
+        check_number(self, "m2", -math.inf, math.inf, "finite", finite=True, learns=True)
 
     @property
     def needs_negatives(self) -> str:
@@ -166,6 +177,7 @@ class Margin:
 
     __mul__ = _times
     __str__ = _spell
+    __hash__ = _hash
 
 
 @dataclass(frozen=True)
@@ -190,12 +202,13 @@ class Emphasis:
 
     def log_weights(self, row: Row) -> LogWeights:
         if not self.angular:
-            return LogWeights(positive=log(self.s))
+            return LogWeights(positive=log(like(self.s, row.cos)))
         x = (row.theta / math.pi).clamp(max=1.0)
-        return LogWeights(positive=log(self.s) + log_gamma(x, self.c))
+        return LogWeights(positive=log(like(self.s, row.cos)) + log_gamma(x, self.c))
 
     __mul__ = _times
     __str__ = _spell
+    __hash__ = _hash
 
 
 @dataclass(frozen=True)
@@ -225,6 +238,7 @@ class Ratio:
 
     __mul__ = _times
     __str__ = _spell
+    __hash__ = _hash
 
 
 @dataclass(frozen=True)
@@ -253,6 +267,7 @@ class Attenuation:
 
     __mul__ = _times
     __str__ = _spell
+    __hash__ = _hash
 
 
 @dataclass(frozen=True)
@@ -307,5 +322,6 @@ PLAIN = Plain()
 EFFECTS = {cls.__name__.lower(): cls for cls in (Plain, Margin, Emphasis, Ratio, Attenuation)}
 
 
-def _factors(effect: Effect) -> tuple[Effect, ...]:
+def factors(effect: Effect) -> tuple[Effect, ...]:
+    """The single effects that an effect is the product of."""
     return effect.factors if isinstance(effect, Product) else (effect,)

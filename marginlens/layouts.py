@@ -38,7 +38,6 @@ def settings(
     every_row_fact: bool = False,
 ) -> Settings:
     """Checks the arguments that all layouts share."""
-    checks.temperature(tau, check)
     checks.options(reduction, impl)
     effect, beta = checks.as_effect(effect), checks.share(beta)
     sines = every_row_fact or effect.angular
@@ -49,10 +48,13 @@ def settings(
 def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, in_batch: bool, ask: Settings) -> Row:
     """Rows of q against rows of k and of the queue; without `in_batch`, k holds positives alone."""
     dtype = checks.embeddings(ask.check, q=q, k=k, queue=queue)
+    checks.temperature(ask.tau, ask.check, q)
+    checks.parameters(ask.effect, q, ask.check)
     checks.positives(positives, q, k, ask.check)
     others = len(k) - 1 if in_batch else 0
     spare = 0 if queue is None else len(queue)
-    checks.negatives(others + spare, ask.beta, ask.effect, "give a larger k, or a queue=")
+    more = "give a larger k, or a queue=" if in_batch else "without in_batch, give a queue="
+    checks.negatives(others + spare, ask.beta, ask.effect, more)
     with full_precision(q):
         scale = _scale(ask.tau, q, dtype)
         u, v = _unit(q, dtype), _unit(k, dtype)
@@ -69,6 +71,8 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
 def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
     """All 2n embeddings against each other, themselves left out; the rows of z1 first."""
     dtype = checks.embeddings(ask.check, z1=z1, z2=z2)
+    checks.temperature(ask.tau, ask.check, z1)
+    checks.parameters(ask.effect, z1, ask.check)
     checks.same_shape(z1=z1, z2=z2)
     n = len(z1)
     checks.negatives(n - 1, ask.beta, ask.effect, "nt_xent needs two samples or more")
@@ -87,6 +91,8 @@ def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
 def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
     """Positives alone."""
     dtype = checks.embeddings(ask.check, p=p, z=z)
+    checks.temperature(ask.tau, ask.check, p)
+    checks.parameters(ask.effect, p, ask.check)
     checks.same_shape(p=p, z=z)
     checks.negatives(0, ask.beta, ask.effect, "positive_only has none by definition")
     with full_precision(p):
@@ -95,8 +101,10 @@ def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
 
 
 def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of length one; a zero row stays zero and gets no gradient."""
+    """Rows of length one, however long or short they were; a zero row stays zero and gets no gradient."""
     x = x.to(dtype)
+    peak = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)
+    x = x / peak.masked_fill(peak == 0, torch.inf)  # or the squares of large and of small rows leave the floats
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     safe: Tensor = length.masked_fill(length == 0, torch.inf)
     return x / safe

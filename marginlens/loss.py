@@ -135,9 +135,9 @@ def rows(
     impl: Impl = "auto",
     check: bool = False,
 ) -> Rows:
-    """What the loss sees of each row, for logging and for the lens; takes the same arguments as the loss `layout`.
+    """What the loss sees of each row, for logging and for the lens.
 
-    `tau` and `beta` default to that loss's own.
+    Takes the arguments of the loss that `layout` names, but no `reduction`; `tau` and `beta` default to that loss's.
     """
     checks.one_of("layout", layout, ("info_nce", "nt_xent", "positive_only"))
     tau = (0.5 if layout == "positive_only" else 0.25) if tau is None else tau
@@ -189,6 +189,8 @@ def _plain_value(b: Tensor, A: Tensor, beta: float) -> Tensor:
 class _Declared(torch.autograd.Function):
     """A row's value whose derivatives with respect to b and A are given, not derived."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(b: Tensor, A: Tensor, beta: float, db: Tensor, dA: Tensor) -> Tensor:
         return _plain_value(b, A, beta)
@@ -206,7 +208,7 @@ class _Declared(torch.autograd.Function):
 
 def _slope(row: Row, effect: Effect) -> Tensor:
     """Theorem 4.1, first factor: tau times the derivative of the positive's logit with respect to its cosine."""
-    along = -row.cos / row.sin.clamp(min=torch.finfo(row.sin.dtype).tiny)
+    along = -row.cos / row.sin.clamp(min=torch.finfo(row.sin.dtype).eps)
     slope: Tensor = torch.func.jvp(
         lambda cos, sin: effect.logit(row._replace(cos=cos, sin=sin)),
         (row.cos, row.sin),

@@ -1,16 +1,21 @@
-"""The losses as `nn.Module`s. A `tau` that is an `nn.Parameter` learns; one that is a tensor moves with the module."""
+"""The losses as `nn.Module`s.
+
+A `tau`, or a margin's number, that is an `nn.Parameter` learns with the module. A `tau` that is a plain tensor moves
+with it; plain tensors in an effect belong to whoever schedules them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
 
 from marginlens import checks
 from marginlens.checks import EffectLike
-from marginlens.effects import PLAIN
+from marginlens.effects import PLAIN, Effect, factors
 from marginlens.loss import Impl, Reduction, info_nce, nt_xent
-from marginlens.parameters import Number
+from marginlens.parameters import Number, as_float
 
 
 class InfoNCE(nn.Module):
@@ -30,6 +35,7 @@ class InfoNCE(nn.Module):
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
         self.settings = _settings(beta, effect, reduction, impl, check) | {"in_batch": in_batch}
+        _register(self, self.settings["effect"])
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **self.settings)
@@ -54,6 +60,7 @@ class NTXent(nn.Module):
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
         self.settings = _settings(beta, effect, reduction, impl, check)
+        _register(self, self.settings["effect"])
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         return nt_xent(z1, z2, tau=self.tau, **self.settings)
@@ -69,6 +76,15 @@ def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
     return tau
 
 
+def _register(module: nn.Module, effect: Effect) -> None:
+    """Makes an effect's learnable numbers parameters of the module: `effect_m1`, `effect_m2`."""
+    for factor in factors(effect):
+        for field in fields(factor):  # type: ignore[arg-type]
+            value = getattr(factor, field.name)
+            if isinstance(value, nn.Parameter):
+                module.register_parameter(f"effect_{field.name}", value)
+
+
 def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check: bool) -> dict[str, Any]:
     checks.options(reduction, impl)
     return {
@@ -81,4 +97,4 @@ def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check:
 
 
 def _spell(tau: Number, settings: dict[str, Any]) -> str:
-    return f"tau={float(tau):g}, " + ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"tau={as_float(tau):g}, " + ", ".join(f"{name}={value}" for name, value in settings.items())

@@ -50,6 +50,8 @@ def _build(name: str, keywords: list[ast.keyword], text: str) -> Effect:
     for keyword in keywords:
         if keyword.arg not in allowed:
             raise _refused(text, f"{name} has no parameter {keyword.arg!r}", keyword.arg or "", allowed)
+        if keyword.arg in given:
+            raise _refused(text, f"{name} is given {keyword.arg} twice")
         given[keyword.arg] = _value(keyword.value, f"{name}'s {keyword.arg}", text)
     missing = [p for p in allowed if p not in given and not _has_default(name, p)]
     if missing:
@@ -62,7 +64,7 @@ def _value(node: ast.expr, what: str, text: str) -> float | str:
     match node:
         case ast.Constant(value=bool()):
             pass
-        case ast.Constant(value=int() | float() as number):
+        case ast.Constant(value=int() | float() as number) if number.__class__ is float or abs(number) < 10**300:
             return float(number)
         case ast.Constant(value=str(word)):
             return word
@@ -77,7 +79,7 @@ def _value(node: ast.expr, what: str, text: str) -> float | str:
             top, bottom = _value(left, what, text), _value(right, what, text)
             if isinstance(top, float) and isinstance(bottom, float) and bottom != 0.0:
                 return top / bottom
-    raise _refused(text, f"{what} must be a number or a word, not {ast.unparse(node)!r}")
+    raise _refused(text, f"{what} must be a number or a word, not {ast.get_source_segment(text.strip(), node)!r}")
 
 
 def _has_default(name: str, parameter: str) -> bool:

@@ -12,6 +12,11 @@ from torch import Tensor
 Number: TypeAlias = float | Tensor
 
 
+def like(x: Number, row: Tensor) -> Number:
+    """The parameter in the dtype that rows are computed in: log 20 in bfloat16 is off in the third digit."""
+    return x.to(row.dtype) if isinstance(x, Tensor) else x
+
+
 def log(x: Number) -> Number:
     """Natural logarithm; that of 0 is -inf."""
     if isinstance(x, Tensor):
@@ -20,11 +25,27 @@ def log(x: Number) -> Number:
 
 
 def cos(x: Number) -> Number:
+    """Cosine of a parameter."""
     return x.cos() if isinstance(x, Tensor) else math.cos(x)
 
 
 def sin(x: Number) -> Number:
+    """Sine of a parameter."""
     return x.sin() if isinstance(x, Tensor) else math.sin(x)
+
+
+def as_float(x: Number) -> float:
+    """The number as it is now; waits for the device if it is a tensor on one."""
+    return float(x.detach()) if isinstance(x, Tensor) else x
+
+
+def readable(x: Tensor) -> bool:
+    """Whether looking at the tensor's values costs nothing and is possible: not on a device, compiled or batched."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_batched(x)
+
+
+def _is_batched(x: Tensor) -> bool:
+    return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 def shortest(x: float) -> str:
@@ -33,7 +54,15 @@ def shortest(x: float) -> str:
 
 
 def check_number(
-    effect: object, name: str, low: float, high: float, allowed: str, *, open_low: bool = False, finite: bool = False
+    effect: object,
+    name: str,
+    low: float,
+    high: float,
+    allowed: str,
+    *,
+    open_low: bool = False,
+    finite: bool = False,
+    learns: bool = False,
 ) -> None:
     """Checks a parameter and makes it a float; a 0-d tensor stays, and its value is checked where that is free."""
     value = getattr(effect, name)
@@ -44,16 +73,18 @@ def check_number(
                 f"{where} must be a number or a 0-d floating tensor, not a {value.dtype} tensor of shape "
                 f"{tuple(value.shape)}"
             )
-        if torch.compiler.is_compiling() or value.device.type != "cpu":
+        if value.requires_grad and not learns:
+            raise ValueError(f"{where} requires a gradient, and a declared weight has none; pass {name}.detach()")
+        if not readable(value):
             return
-        number = float(value.detach())
+        number = as_float(value)
     elif isinstance(value, Real) and not isinstance(value, bool):
         number = float(value)
         object.__setattr__(effect, name, number)
     else:
         raise TypeError(f"{where} must be a number or a 0-d floating tensor, not {value!r}")
     fits = low < number <= high if open_low else low <= number <= high
-    if not fits or (finite and math.isinf(number)):
+    if not fits or (finite and abs(number) == math.inf):
         raise ValueError(f"{where} is {number:g}; it must be {allowed}")
 
 

@@ -13,6 +13,15 @@ Q, K = random(4, 3, seed=0), random(4, 3, seed=1)
 NAN = Q.clone()
 NAN[2, 0] = math.nan
 
+
+def spoilt():
+    """An effect whose schedule went astray."""
+    s = torch.tensor(2.0)
+    effect = Emphasis(s=s)
+    s.fill_(-1.0)
+    return effect
+
+
 CASES = {
     "q must be a tensor, not list": (TypeError, lambda: ml.info_nce([[1.0]], K)),
     "k must be a tensor, not ndarray": (TypeError, lambda: ml.info_nce(Q, K.numpy())),
@@ -35,7 +44,7 @@ CASES = {
         ValueError,
         lambda: ml.nt_xent(Q[:1], K[:1], beta=0.5),
     ),
-    "beta is 1 but no row has a negative; give a larger k, or a queue=": (
+    "beta is 1 but no row has a negative; without in_batch, give a queue=": (
         ValueError,
         lambda: ml.info_nce(Q, K, in_batch=False),
     ),
@@ -73,6 +82,28 @@ CASES = {
         TypeError,
         lambda: Emphasis(s=torch.ones(1)),
     ),
+    "Emphasis: s requires a gradient, and a declared weight has none; pass s.detach()": (
+        ValueError,
+        lambda: Emphasis(s=torch.tensor(2.0, requires_grad=True)),
+    ),
+    "Attenuation: alpha requires a gradient": (
+        ValueError,
+        lambda: Attenuation(torch.nn.Parameter(torch.tensor(0.5))),
+    ),
+    "Emphasis: s is on meta and the embeddings on cpu": (
+        ValueError,
+        lambda: ml.info_nce(Q, K, effect=Emphasis(s=torch.tensor(2.0, device="meta"))),
+    ),
+    "tau is on meta and the embeddings on cpu": (
+        ValueError,
+        lambda: ml.positive_only(Q, K, tau=torch.tensor(0.2, device="meta")),
+    ),
+    "Emphasis: s is -1; it must be finite": (ValueError, lambda: ml.nt_xent(Q, K, effect=spoilt(), check=True)),
+    "q has dtype torch.float8_e4m3fn; embeddings must be floating, 16 bits or more": (
+        TypeError,
+        lambda: ml.info_nce(Q.to(torch.float8_e4m3fn), K),
+    ),
+    "unsupported operand type(s) for *": (TypeError, lambda: Emphasis(s=2) * Margin),
     "Margin: m1 is -0.1; it must be in [0, pi]": (ValueError, lambda: Margin(m1=-0.1)),
     "Margin: m1 is 3.2; it must be in [0, pi]": (ValueError, lambda: Margin(m1=3.2)),
     "Margin: m2 is inf; it must be finite": (ValueError, lambda: Margin(m2=math.inf)),
@@ -135,6 +166,8 @@ CASES = {
     "positives goes from -1 to 2": (ValueError, lambda: ml.info_nce(Q, K, positives=torch.arange(-1, 3))),
     "q has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.info_nce(NAN, K, check=True)),
     "z2 has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.nt_xent(Q, NAN, check=True)),
+    "z has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.positive_only(Q, NAN, check=True)),
+    "positive_only has none by definition": (ValueError, lambda: ml.positive_only(Q, K, effect=Ratio(0.2))),
     "queue has NaN or infinity in 4 of 4 rows": (
         ValueError,
         lambda: ml.info_nce(Q, K, queue=Q * math.inf, check=True),
@@ -160,6 +193,7 @@ def test_what_is_allowed_at_the_border():
     ml.nt_xent(q, k, beta=0)
     ml.positive_only(q, k, effect=Margin(m1=math.pi))
     ml.info_nce(Q, K, positives=torch.arange(4, dtype=torch.int32))
+    ml.info_nce(Q, K, positives=torch.arange(4).to(torch.uint16))
     ml.info_nce(NAN, K)
     ml.info_nce(Q, K, tau=torch.ones(1), check=True)
     assert Emphasis(s=Q.numpy()[0, 0] ** 2).s == float(Q[0, 0] ** 2)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ SPELLINGS = {
     "emphasis(s=20, c=2.5) * ratio(m1=0.4)": Emphasis(20, 2.5) * Ratio(0.4),
     "emphasis(s=20)": Emphasis(s=20),
     "emphasis(c=1e-07)": Emphasis(c=1e-7),
+    "emphasis(s=1e+301)": Emphasis(s=1e301),
     "ratio(m1=0, scope=row)": Ratio(0, scope="row"),
     "attenuation(alpha=1, kind=II)": Attenuation(1, kind="II"),
 }
@@ -46,13 +48,17 @@ REFUSED = {
     "emphasis(s=2)(s=3)": "it must be effects joined by *",
     "3 * plain": "it must be effects joined by *",
     "emphasis(s=True)": "emphasis's s must be a number or a word, not 'True'",
-    "emphasis(s=1/0)": "emphasis's s must be a number or a word, not '1 / 0'",
+    "emphasis(s=1/0)": "emphasis's s must be a number or a word, not '1/0'",
     "emphasis(s=-x)": "emphasis's s must be a number or a word, not '-x'",
     "emphasis(s=1j)": "must be a number or a word",
     "emphasis(s=__import__('os'))": "must be a number or a word",
     "emphasis(s=x)": "must be a number or a 0-d floating tensor, not 'x'",
     "emphasis(s=-1)": "s is -1; it must be finite and at least 0",
     "margin(m1=1) * margin(m1=1)": "both move",
+    "emphasis(s=20, s=3)": "emphasis is given s twice",
+    "emphasis(s=1" + "0" * 400 + ")": "must be a number or a word",
+    "emphasis(s=" + "~" * 400 + "x)": "must be a number or a word",
+    "emphasis(s=1e400)": "s is inf; it must be finite",
     "plain * " * 200 + "plain": "at most 500 are read",
     "(" * 400: "it does not read as",
     "-" * 400 + "1": "it must be effects joined by *",
@@ -94,3 +100,10 @@ def test_only_text_is_read():
         ml.effect(3)
     with pytest.raises(TypeError):
         Emphasis(s=2) * 3
+
+
+def test_equal_effects_hash_alike_and_changeable_ones_not_at_all():
+    assert {ml.effect(str(e)): 1 for e in EFFECTS} == dict.fromkeys(EFFECTS, 1)
+    with pytest.raises(TypeError, match="holds a tensor"):
+        hash(Emphasis(s=torch.tensor(3.0)))
+    assert Emphasis(s=torch.tensor(3.0)) == Emphasis(s=3)

@@ -74,8 +74,28 @@ def test_values_are_float32_or_better():
         assert ml.info_nce(q, k).dtype == want
         assert ml.nt_xent(q, k).dtype == want
         assert ml.positive_only(q, k).dtype == want
-    mixed = ml.info_nce(q, random(5, 4, seed=1))
-    assert mixed.dtype == torch.float64
+    wide = random(5, 4, seed=1)
+    for loss in (ml.info_nce, ml.nt_xent, ml.positive_only):
+        for a, b in ((q, wide), (wide, q)):
+            assert loss(a, b).dtype == torch.float64
+            close(loss(a, b), loss(a.double(), b.double()), 1e-14)
+    assert ml.info_nce(q, q, queue=wide).dtype == torch.float64
+    assert ml.info_nce(q, q, tau=torch.tensor(0.2, dtype=torch.float64)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_nothing_is_made_on_another_device(impl):
+    """On the meta device, where a stray CPU tensor is an error: what a CUDA device would see."""
+    q, k, queue = (torch.randn(5, 4, device="meta", requires_grad=True) for _ in range(3))
+    positives = torch.arange(5, device="meta")
+    for value in (
+        ml.info_nce(q, k, queue=queue, effect=Emphasis(s=2, c=2) * Margin(m1=0.2), impl=impl),
+        ml.info_nce(q, k, positives=positives, tau=torch.tensor(0.2), impl=impl),
+        ml.nt_xent(q, k, effect=Ratio(m1=0.3), impl=impl),
+        ml.positive_only(q, k, effect=Emphasis(c=2)),
+    ):
+        assert value.device.type == "meta"
+        value.backward()
 
 
 def test_attenuation_keeps_the_gradient_of_a_solved_row():
@@ -124,6 +144,16 @@ def test_every_effect_is_accurate_in_float32(effect, angle):
         _, ours = gradients(lambda q, k: ml.info_nce(q, k, tau=tau, effect=effect), q, k)
         for e, o in zip(exact, ours, strict=True):
             assert (o.double() - e).norm() / e.norm() < 3e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e18, 1e30])
+def test_length_does_not_matter_at_any_length(size, dtype):
+    q, k = random(5, 4, seed=0, dtype=dtype), random(5, 4, seed=1, dtype=dtype)
+    want, (dq, _) = gradients(lambda q, k: ml.info_nce(q, k, effect=Margin(0.3)), q, k)
+    got, (long, _) = gradients(lambda q, k: ml.info_nce(q, k, effect=Margin(0.3)), q * size, k)
+    close(got, want, 1e-6)
+    close(long.double() * size, dq, 1e-5)
 
 
 def test_small_angles_keep_their_digits():
@@ -280,6 +310,17 @@ def test_modules_are_the_functions():
     )
 
 
+def test_a_margin_that_learns_belongs_to_its_module():
+    m1 = torch.nn.Parameter(torch.tensor(0.3))
+    module = ml.InfoNCE(effect=Emphasis(s=2) * Margin(m1=m1))
+    assert dict(module.named_parameters()) == {"effect_m1": m1}
+    plain = ml.NTXent(effect=Margin(m1=m1)).double()
+    assert plain.effect_m1 is m1
+    plain(random(4, 3, seed=0), random(4, 3, seed=1)).backward()
+    assert m1.grad != 0
+    repr(plain), repr(ml.NTXent(tau=m1))
+
+
 def test_effects_take_tensors_that_a_schedule_changes():
     q, k = random(5, 3, seed=0), random(5, 3, seed=1)
     tensor = lambda x: torch.tensor(x, dtype=torch.float64)
@@ -297,6 +338,14 @@ def test_effects_take_tensors_that_a_schedule_changes():
         for g, w in zip(got, want, strict=True):
             close(g, w, 1e-13)
         assert str(tensors) == str(numbers)
+    for coarse in (torch.bfloat16, torch.float16, torch.float32):
+        for numbers, tensors in (
+            (Emphasis(s=20, c=2.5), Emphasis(s=tensor(20.0).to(coarse), c=tensor(2.5).to(coarse))),
+            (Margin(m1=0.5), Margin(m1=tensor(0.5).to(coarse))),
+            (Attenuation(0.75), Attenuation(tensor(0.75).to(coarse))),
+        ):
+            want, got = (gradients(lambda q: ml.info_nce(q, k, effect=e), q)[1][0] for e in (numbers, tensors))
+            close(got, want, 1e-14)
     s = tensor(1.0)
     effect = Emphasis(s=s)
     before = gradients(lambda q: ml.info_nce(q, k, effect=effect), q)[1][0]

@@ -137,13 +137,52 @@ def test_compile_with_dynamic_sizes():
     torch._dynamo.reset()
     effect = Emphasis(s=3)
     compiled = torch.compile(lambda q, k: ml.info_nce(q, k, effect=effect), fullgraph=True, dynamic=True)
-    for n in (5, 9, 33):
+    counters.clear()
+    for n in (5, 9, 33, 41, 47):
         q, k = random(n, 8, seed=0, dtype=torch.float32), random(n, 8, seed=1, dtype=torch.float32)
         want, grads = gradients(lambda q, k: ml.info_nce(q, k, effect=effect), q, k)
         value, got = gradients(compiled, q, k)
         close(value, want, 1e-6)
         for g, w in zip(got, grads, strict=True):
             close(g, w, 1e-5)
+
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@compiles
+def test_numbers_may_change_inside_a_graph_too():
+    torch._dynamo.reset()
+    q, k = random(5, 4, seed=0), random(5, 4, seed=1)
+    compiled = torch.compile(
+        lambda q, k, x: ml.info_nce(q, k, effect=Emphasis(s=x) * Margin(m1=x, m2=x)), backend="eager"
+    )
+    for x in (0.1, 0.2, 0.3):
+        close(compiled(q, k, x), ml.info_nce(q, k, effect=Margin(m1=x, m2=x)), 1e-12)
+
+
+@compiles
+def test_a_compiled_loss_refuses_a_second_derivative():
+    torch._dynamo.reset()
+    q, k = random(5, 4, seed=0).requires_grad_(), random(5, 4, seed=1)
+    compiled = torch.compile(lambda q: ml.info_nce(q, k), backend="aot_eager")
+    with pytest.raises(RuntimeError):  # PyTorch's own words, which differ from case to case
+        twice(compiled, q)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+def test_vmap_and_jacrev(effect, impl):
+    q, k = random(4, 3, seed=0), random(4, 3, seed=1)
+    for loss in (ml.info_nce, ml.nt_xent):
+        call = lambda q: loss(q, k, effect=effect, impl=impl, reduction="none")
+        each = [torch.autograd.grad(call(x := q.clone().requires_grad_())[i], x)[0] for i in range(len(call(q)))]
+        close(torch.func.jacrev(call)(q), torch.stack(each), 1e-12)
+        stacked = torch.stack([q, 2 * k, q + k])
+        close(torch.func.vmap(call)(stacked), torch.stack([call(x) for x in stacked]), 1e-12)
+    taus = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    scan = torch.func.vmap(lambda t: ml.info_nce(q, k, tau=t, effect=effect, impl=impl))(taus)
+    close(scan, torch.stack([ml.info_nce(q, k, tau=t, effect=effect) for t in taus]), 1e-12)
 
 
 @compiles

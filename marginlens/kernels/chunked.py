@@ -43,6 +43,8 @@ class _NegLse(torch.autograd.Function):
     weights themselves, when they fit into one block, serve both sides; keeping nothing is always right.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
         A, kept = _forward(q, q if keys is None else keys, scale, drop, keep)
@@ -98,8 +100,9 @@ def _forward(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) ->
 
 @_forward.register_fake
 def _(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
-    shape = {"mean": q.shape, "weights": (len(q), len(keys)), "nothing": (0,)}[keep]
-    return q.new_empty(len(q)), q.new_empty(shape)
+    # sizes by .shape: len() would fix a symbolic size, and each batch size would compile anew
+    shape = {"mean": q.shape, "weights": (q.shape[0], keys.shape[0]), "nothing": (0,)}[keep]
+    return q.new_empty(q.shape[0]), q.new_empty(shape)
 
 
 @torch.library.custom_op("marginlens::neg_lse_backward", mutates_args=())
@@ -124,7 +127,7 @@ def _backward(
 def _(
     g: Tensor, q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, A: Tensor, want_keys: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), keys.new_empty(len(keys) if want_keys else 0, keys.shape[1])
+    return torch.empty_like(q), keys.new_empty(keys.shape[0] if want_keys else 0, keys.shape[1])
 
 
 def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marginlens.effects import Effect, LogWeights, Row
+from marginlens.checks import EffectLike, as_effect
+from marginlens.effects import LogWeights, Row
 from marginlens.parameters import Number
 
 
@@ -30,15 +31,12 @@ def angular_factor(theta: Number, m1: Number) -> Tensor:
 
 def eta(theta: Number, m1: Number, m2: Number = 0.0, tau: float = 0.25) -> Tensor:
     """Lemma 4.3's proof: exp((cos(theta + m1) - cos(theta) - m2) / tau), what margins multiply e^logit by."""
-    theta = _tensor(theta)
-    return (((theta + m1).cos() - theta.cos() - m2) / tau).exp()
+    return _log_eta(theta, m1, m2, tau).exp()
 
 
 def probability(theta: Number, q: Number, m1: Number, m2: Number = 0.0, tau: float = 0.25) -> Tensor:
     """Eq. 4: the positive's probability with margins, from that without."""
-    q = _tensor(q)
-    lifted = q * eta(theta, m1, m2, tau)
-    return lifted / (1.0 - q + lifted)
+    return torch.sigmoid(torch.logit(_tensor(q)) + _log_eta(theta, m1, m2, tau))
 
 
 def ratio(
@@ -56,12 +54,17 @@ def ratio(
 def sum_ratio(theta: Number, q: Number, m1: Number, m2: Number = 0.0, tau: float = 0.25) -> Tensor:
     """Lemma 4.2: the sum of exponentiated logits without margins over that with them."""
     q = _tensor(q)
-    return 1.0 / (1.0 - q + q * eta(theta, m1, m2, tau))
+    with_margins = torch.logaddexp(torch.log1p(-q), q.log() + _log_eta(theta, m1, m2, tau))
+    return torch.exp(-with_margins)
 
 
 def attenuation(theta: Number, q: Number, m1: Number, m2: Number, tau: float = 0.25) -> Tensor:
-    """Lemma 4.3, Eq. 7: 1 / (1 - alpha q), the factor on the whole row that m2 brings."""
-    return 1.0 / (1.0 - attenuation_alpha(theta, m1, m2, tau) * _tensor(q))
+    """Lemma 4.3, Eq. 7: 1 / (1 - alpha q), the factor on the whole row that m2 brings; alpha of `attenuation_alpha`.
+
+    Where 1 - alpha overflows, its limit 0 is reached, but at q = 0, where the factor is 1.
+    """
+    q = _tensor(q)
+    return torch.where(q == 0.0, 1.0, 1.0 / (1.0 - attenuation_alpha(theta, m1, m2, tau) * q))
 
 
 def attenuation_alpha(theta: Number, m1: Number, m2: Number, tau: float = 0.25) -> Tensor:
@@ -99,20 +102,23 @@ class Multipliers(NamedTuple):
     negative: Tensor
 
 
-def multipliers(effect: Effect, theta: Number, q: Number, tau: float = 0.25, beta: float = 1.0) -> Multipliers:
+def multipliers(effect: EffectLike, theta: Number, q: Number, tau: float = 0.25, beta: float = 1.0) -> Multipliers:
     """Theorem 4.1 for any effect, computed by the code that trains: what it makes of a row at (theta, q)."""
+    effect = as_effect(effect)
     angle, plain_q = (x.contiguous() for x in torch.broadcast_tensors(_tensor(theta), _tensor(q)))
     scale = torch.tensor(1.0 / tau, dtype=angle.dtype)
     row = Row(angle.cos(), angle.sin(), scale * angle.cos() - torch.logit(plain_q), scale)
     w = effect.log_weights(row) or LogWeights()
+    positive, negative = (torch.zeros_like(angle) + x for x in (w.positive + w.row, w.row))
+    if not effect.moves_logit:
+        return Multipliers(positive.exp(), negative.exp())
     b = effect.logit(row)
     turn = torch.func.jvp(
         lambda x: effect.logit(row._replace(cos=x.cos(), sin=x.sin())), (angle,), (torch.ones_like(angle),)
     )[1]
     moved = -turn * (1.0 - beta * torch.sigmoid(b - row.A)) / gradient(angle, plain_q, 1.0, tau, beta)
     return Multipliers(
-        positive=moved * torch.as_tensor(w.positive + w.row, dtype=angle.dtype).exp(),
-        negative=torch.sigmoid(row.A - b) / (1.0 - plain_q) * torch.as_tensor(w.row, dtype=angle.dtype).exp(),
+        positive=moved * positive.exp(), negative=torch.sigmoid(row.A - b) / (1.0 - plain_q) * negative.exp()
     )
 
 
@@ -151,6 +157,11 @@ def _grid(steps: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"steps is {steps}; it must be at least 1")
     centres = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     return math.pi * centres[:, None], centres[None, :]
+
+
+def _log_eta(theta: Number, m1: Number, m2: Number, tau: float) -> Tensor:
+    theta = _tensor(theta)
+    return ((theta + m1).cos() - theta.cos() - m2) / tau
 
 
 def _tensor(x: Number) -> Tensor:

@@ -146,3 +146,14 @@ def test_figures():
     close(one.value, theory.multipliers(Ratio(m1=0.4, scope="row"), one.theta, one.q).negative, 1e-10)
     with pytest.raises(ValueError, match="steps is 0"):
         theory.figure_1(steps=0)
+
+
+def test_finite_at_the_edges():
+    theta = torch.tensor([3.0, 1.0])
+    close(theory.probability(theta, 0.5, 3.1, tau=0.01), torch.tensor([1.0, 0.0]), 1e-6)
+    close(theory.ratio(theta, 0.5, 3.1, tau=0.01), torch.tensor([0.0, 2.0]), 1e-6)
+    assert theory.margin_gradient(3.0, 0.5, 3.1, tau=0.002) == 0
+    assert (theory.attenuation(theta, 0.0, 3.1, 0.0, tau=0.01) == 1).all()
+    assert theory.sum_ratio(1.0, 0.0, 0.4) == 1
+    at_zero = theory.multipliers("emphasis(s=2, c=2.5)", 0.0, 0.5)
+    assert at_zero == (2, 1)
