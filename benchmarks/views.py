@@ -1,0 +1,193 @@
+"""Random views on this machine's CPU: images per second by operation, ours beside kornia's, in one run.
+
+    python benchmarks/views.py [--batch 256] [--size 32] [--out results/views_cpu.json]
+
+Both sides draw their parameters and work per sample (kornia: same_on_batch=False), with the recipe's probabilities.
+Rows of single operations start from float images; the whole views start from uint8 and end normalised. Kornia has two
+ways to crop, and each row takes the faster. What it does for less: its crops are not antialiased, and its jitter has
+one order per batch. Times are medians of rounds in which both sides run once; the column to read is the ratio. With one
+thread it says little of the machine's other work; with more, every barrier waits for the slowest core: see `load`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import kornia
+import kornia.augmentation as K
+import torch
+
+import marginlens as ml
+from marginlens.data import draw, pixels
+from marginlens.data.draw import Slot
+from marginlens.data.views import View, _chosen, make_view, strong, weak
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+JITTER = (0.4, 0.4, 0.4, 0.1)
+
+
+def uniforms(x, blocks=draw.BLOCKS_WITHOUT_ATTEMPTS):
+    return draw.uniforms(torch.arange(len(x)), 0, 0, 0, blocks)
+
+
+def resized_crop(x):
+    u = uniforms(x, draw.BLOCKS)
+    boxes = draw.resized_boxes(u, *x.shape[2:], (0.2, 1.0), (3 / 4, 4 / 3))
+    return pixels.crop(x, boxes, x.shape[3], u[:, Slot.FLIP] < 0.5)
+
+
+def padded_crop(x):
+    u = uniforms(x)
+    boxes = draw.padded_boxes(u, *x.shape[2:], x.shape[3], 4)
+    return pixels.crop(x, boxes, x.shape[3], u[:, Slot.FLIP] < 0.5)
+
+
+def adjust(operation):
+    def run(x):
+        factors = draw.jitter_factors(uniforms(x), JITTER)
+        return pixels.adjust(x, torch.full((len(x),), operation), factors[:, operation])
+
+    return run
+
+
+def hue(x):
+    return pixels.hue(x, draw.jitter_factors(uniforms(x), JITTER)[:, pixels.HUE])
+
+
+def jitter(x):
+    u = uniforms(x)
+    order = draw.below(u[:, Slot.ORDER], 24)
+    return _chosen(x.clone(), u[:, Slot.JITTER] < 0.8, pixels.jitter, draw.jitter_factors(u, JITTER), order)
+
+
+def grey(x):
+    return _chosen(x.clone(), uniforms(x)[:, Slot.GREY] < 0.2, pixels.grey)
+
+
+def blur(x):
+    u = uniforms(x)
+    sigma = draw.between(u[:, Slot.SIGMA], 0.1, 2.0)
+    return _chosen(x.clone(), u[:, Slot.BLUR] < 0.5, lambda y, s: pixels.blur(y, s, 6), sigma)
+
+
+def solarise(x):
+    return _chosen(x.clone(), uniforms(x)[:, Slot.SOLARISE] < 0.2, pixels.solarise)
+
+
+def normalise(x):
+    return pixels.normalise(x, MEAN, STD)
+
+
+def view(view: View):
+    return lambda images: make_view(images, torch.arange(len(images)), view, 0, 0, 0)
+
+
+def kornia_crops(size, *after):
+    """Both of kornia's ways to crop, each followed by the other operations."""
+    crops = [K.RandomResizedCrop((size, size), scale=(0.2, 1.0), cropping_mode=m) for m in ("slice", "resample")]
+    return [torch.nn.Sequential(c, K.RandomHorizontalFlip(p=0.5), *after) for c in crops]
+
+
+def from_bytes(module):
+    return lambda images: module(images.float() / 255)
+
+
+def operations(size):
+    """name: (ours, kornia's, input)."""
+    flip, normal = K.RandomHorizontalFlip(p=0.5), K.Normalize(MEAN, STD)
+    padded = [K.RandomCrop((size, size), padding=4, cropping_mode=m) for m in ("slice", "resample")]
+    colours = (
+        K.ColorJitter(*JITTER, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((13, 13), (0.1, 2.0), p=0.5),
+    )
+    return {
+        "resized crop + flip": (resized_crop, kornia_crops(size), "float"),
+        "padded crop + flip": (padded_crop, [torch.nn.Sequential(c, flip) for c in padded], "float"),
+        "brightness": (adjust(pixels.BRIGHTNESS), [K.ColorJitter(0.4, 0, 0, 0)], "float"),
+        "contrast": (adjust(pixels.CONTRAST), [K.ColorJitter(0, 0.4, 0, 0)], "float"),
+        "saturation": (adjust(pixels.SATURATION), [K.ColorJitter(0, 0, 0.4, 0)], "float"),
+        "hue": (hue, [K.ColorJitter(0, 0, 0, 0.1)], "float"),
+        "jitter": (jitter, [colours[0]], "float"),
+        "grey": (grey, [colours[1]], "float"),
+        "blur": (blur, [colours[2]], "float"),
+        "solarise": (solarise, [K.RandomSolarize((0.5, 0.5), (0.0, 0.0), p=0.2)], "float"),
+        "normalise": (normalise, [normal], "float"),
+        "weak view": (view(weak(size, MEAN, STD)), [from_bytes(m) for m in kornia_crops(size, normal)], "uint8"),
+        "strong view": (
+            view(strong(size, MEAN, STD)),
+            [from_bytes(m) for m in kornia_crops(size, *colours, normal)],
+            "uint8",
+        ),
+    }
+
+
+def times(contestants, x, seconds):
+    """Median milliseconds of each contestant over interleaved rounds."""
+    taken = [[] for _ in contestants]
+    for run in contestants:
+        run(x)
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(taken[0]) < 7:
+        for run, all_taken in zip(contestants, taken, strict=True):
+            before = time.perf_counter()
+            run(x)
+            all_taken.append(1e3 * (time.perf_counter() - before))
+    return [statistics.median(t) for t in taken]
+
+
+def measure(threads, inputs, arguments):
+    """A row per operation."""
+    torch.set_num_threads(threads)
+    for name, (ours, theirs, kind) in operations(arguments.size).items():
+        mine, *others = times([ours, *theirs], inputs[kind], arguments.seconds)
+        speeds = [1e3 * arguments.batch / ms for ms in (mine, min(others))]
+        ratio = speeds[0] / speeds[1]
+        print(f"{threads:7} {name:20} {speeds[0]:15,.0f} {speeds[1]:17,.0f} {ratio:14.2f}", flush=True)
+        yield {"threads": threads, "operation": name, "ours": speeds[0], "kornia": speeds[1], "ratio": ratio}
+
+
+def facts(batch, size):
+    names = [x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "kornia": kornia.__version__,
+        "python": platform.python_version(),
+        "marginlens": ml.__version__,
+        "batch": batch,
+        "size": size,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=4.0, help="per operation")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--out", type=Path, default=Path("results/views_cpu.json"))
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    # without a large block freed once, as any training step frees, glibc returns memory after each operation, and the
+    # time measured, for both sides, is that of page faults
+    torch.ones(7_500_000)
+    images = torch.randint(0, 256, (arguments.batch, 3, arguments.size, arguments.size), dtype=torch.uint8)
+    inputs = {"uint8": images, "float": images.float() / 255}
+    print(f"{'threads':7} {'operation':20} {'ours, images/s':>15} {'kornia, images/s':>17} {'ours / kornia':>14}")
+    with torch.no_grad():
+        rows = [row for threads in arguments.threads for row in measure(threads, inputs, arguments)]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(
+        json.dumps({"facts": facts(arguments.batch, arguments.size), "rows": rows}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

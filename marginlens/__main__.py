@@ -1,0 +1,5 @@
+"""`python -m marginlens`: the command."""
+
+from marginlens.cli import main
+
+main()

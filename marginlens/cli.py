@@ -1,0 +1,73 @@
+"""The command `marginlens`: words choose a function, tyro reads its options, mistakes get one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+
+COMMANDS = {
+    "data list": "marginlens.data.commands:data_list",
+    "data prepare": "marginlens.data.commands:data_prepare",
+    "data info": "marginlens.data.commands:data_info",
+    "data show": "marginlens.data.commands:data_show",
+    "data views": "marginlens.data.commands:data_views",
+}
+"""What each command does is said by its function's docstring, which is also its --help."""
+
+
+def main(words: list[str] | None = None) -> None:
+    """Runs the command that the words spell; exits with 2 and one line when the user can mend what went wrong."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        name, options = _command(words)
+        if not name:
+            print(_overview(words))
+            return
+        _run(name, options)
+    except ValueError as error:
+        print(f"marginlens: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _command(words: list[str]) -> tuple[str, list[str]]:
+    """The command, and the words that are left for it; no command where help was asked for."""
+    for name in COMMANDS:
+        if words[: len(name.split())] == name.split():
+            return name, words[len(name.split()) :]
+    spoken = [w for w in words if not w.startswith("-")]
+    if any(name.split()[: len(spoken)] == spoken for name in COMMANDS):
+        return "", []
+    close = get_close_matches(" ".join(spoken[:2]), COMMANDS, n=1, cutoff=0.5)
+    hint = f"did you mean 'marginlens {close[0]}'?" if close else "marginlens --help lists the commands"
+    raise ValueError(f"there is no command {' '.join(spoken[:2])!r}; {hint}")
+
+
+def _overview(words: list[str]) -> str:
+    if "--version" in words:
+        from marginlens import __version__
+
+        return f"marginlens {__version__}"
+    asked = [w for w in words if not w.startswith("-")]
+    lines = ["Contrastive representation learning, seen through margins.", "", "commands (each with --help):"]
+    chosen = [name for name in COMMANDS if name.split()[: len(asked)] == asked]
+    lines += [f"  marginlens {name:14} {_function(name).__doc__.strip().splitlines()[0]}" for name in chosen]
+    return "\n".join(lines)
+
+
+def _run(name: str, options: list[str]) -> None:
+    import tyro
+
+    tyro.cli(_function(name), args=options, prog=f"marginlens {name}")
+
+
+def _function(name: str):  # type: ignore[no-untyped-def]
+    module, function = COMMANDS[name].split(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "marginlens":
+            raise
+        raise ValueError(f"{error.name} is not installed; run: pip install 'marginlens[lab]'") from None

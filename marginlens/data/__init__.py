@@ -1,0 +1,1 @@
+"""From files on disk to the views that a network sees."""

@@ -1,0 +1,87 @@
+"""Folders that are there whole or not at all: written under another name, flushed, renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+class DataError(ValueError):
+    """Something about data on disk that the user can mend; its message is one line that says what and how."""
+
+
+@contextmanager
+def partial(where: Path, name: str) -> Iterator[Path]:
+    """A folder to write into; gone again if anything goes wrong. Leftovers of killed writers are swept up first."""
+    elsewhere = "set MARGINLENS_DATA to another folder"
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        _sweep(where, name)
+        folder = where / f".{name}.{_host()}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial"
+        folder.mkdir()
+    except OSError as error:
+        raise DataError(f"cannot write to {where} ({error.strerror}); {elsewhere}") from None
+    try:
+        yield folder
+    except OSError as error:
+        raise DataError(f"cannot write {name} to {where} ({error.strerror}); {elsewhere}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Gives a complete folder its name, and replaces what was there: a rename, so that no reader meets half of it."""
+    while True:
+        try:
+            folder.rename(final)
+            break
+        except OSError:
+            if not final.exists():
+                raise
+        old = folder.with_name(folder.name.replace(".partial", ".old"))
+        try:
+            final.rename(old)
+        except FileNotFoundError:
+            continue  # another writer has just moved it away
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def save(path: Path, content: bytes) -> None:
+    """Writes a file and waits until the disk has it."""
+    with path.open("wb") as file:
+        file.write(content)
+        flush(file)
+
+
+def flush(file: BinaryIO) -> None:
+    """Waits until the disk has what was written."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sweep(where: Path, name: str) -> None:
+    """Removes what writers on this host left behind that no longer run."""
+    for old in [*where.glob(f".{name}.*.partial"), *where.glob(f".{name}.*.old")]:
+        host, writer = old.name.split(".")[-3:-1]
+        if host == _host() and not _alive(int(writer.split("-")[0])):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _host() -> str:
+    return socket.gethostname().replace(".", "-")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

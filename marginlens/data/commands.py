@@ -1,0 +1,236 @@
+"""`marginlens data ...`: prepare data sets, and look at them."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from marginlens.data import store
+from marginlens.data.atomic import DataError
+from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder, read_folder
+from marginlens.data.grid import save_grid
+from marginlens.data.prepare import load, prepare
+from marginlens.data.sources import SOURCES
+from marginlens.data.store import NO_LABEL, Images, Store
+from marginlens.data.views import View, make_view, strong, weak
+
+THUMBNAIL = 64
+
+
+def data_list(*, json: bool = False) -> None:
+    """Lists the data sets there are, and which of them are prepared.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    names = [*SOURCES, *(n for n in prepared() if n not in SOURCES)]
+    rows = [{"name": n, "prepared": store.exists(n), "about": _about(n)} for n in names]
+    if json:
+        print(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
+        return
+    table = Table("name", "prepared", "what it is", title=f"data sets in {store.root()}")
+    for row in rows:
+        table.add_row(str(row["name"]), "yes" if row["prepared"] else "", str(row["about"]))
+    Console().print(table)
+
+
+def data_prepare(
+    name: Positional[str],
+    *,
+    from_: Annotated[Path | None, arg(name="from")] = None,
+    as_: Annotated[str | None, arg(name="as")] = None,
+    skip_bad: bool = False,
+    workers: int = 2,
+    json: bool = False,
+) -> None:
+    """Downloads a data set, or reads a local copy, and stores it as arrays in the folder MARGINLENS_DATA.
+
+    Examples:
+        marginlens data prepare cifar10
+        marginlens data prepare cifar100 --from ~/cifar-100-binary.tar.gz
+        marginlens data prepare folder --from ~/photos --as photos
+
+    Args:
+        name: shapes, cifar10, cifar100, stl10, tinyimagenet, or folder: any folder of images.
+        from_: The official archive or its extracted folder, or the folder of images.
+        as_: The name to give a folder; its own, if none is given.
+        skip_bad: Leave out images that cannot be decoded, instead of refusing the folder.
+        workers: Processes that decode a folder.
+        json: Print JSON instead of text.
+    """
+    skipped: list[str] = []
+    if name == KIND:
+        if from_ is None:
+            raise DataError("a folder is prepared from a path: marginlens data prepare folder --from PATH")
+        name = _folder_name(as_ or from_.expanduser().resolve().name)
+        _, skipped = prepare_folder(from_, name, skip_bad=skip_bad, workers=workers)
+    elif as_ is not None:
+        raise DataError(f"--as names a folder; {name} keeps its own name")
+    else:
+        prepare(name, from_)
+    facts = describe(name) | {"skipped": skipped}
+    if json:
+        print(jsons.dumps(facts, indent=1))
+        return
+    for line in skipped:
+        print(f"skipped: {line}")
+    print(f"{name}: {_counts(facts)} in {store.root() / name}")
+
+
+def data_info(name: Positional[str], *, json: bool = False) -> None:
+    """Says what is in a prepared data set.
+
+    Args:
+        name: The data set.
+        json: Print JSON: images per split, classes, size, mean and std per channel, fingerprint.
+    """
+    facts = describe(name)
+    if json:
+        print(jsons.dumps(facts, indent=1))
+        return
+    table = Table(show_header=False, title=name)
+    for key, value in facts.items():
+        if key == "splits":
+            table.add_row("images", _counts(facts))
+        elif key == "classes":
+            table.add_row("classes", f"{len(value)}: {', '.join(value[:10])}{', ...' if len(value) > 10 else ''}")
+        else:
+            table.add_row(key, ", ".join(f"{v:.4f}" for v in value) if key in ("mean", "std") else str(value))
+    Console().print(table)
+
+
+def data_show(name: Positional[str], *, out: Path | None = None, split: str = "train", columns: int = 12) -> None:
+    """Writes a grid of images as PNG, a row for each class.
+
+    Args:
+        name: The data set.
+        out: The file to write; NAME.png, if none is given.
+        split: train, test, or unlabeled.
+        columns: Images in a row.
+    """
+    path = out or Path(f"{name}.png")
+    save_grid(_by_class(name, split, columns), path)
+    print(f"wrote {path}")
+
+
+def data_views(
+    name: Positional[str], *, out: Path | None = None, count: int = 10, seed: int = 0, crop: str = "resized"
+) -> None:
+    """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
+
+    Args:
+        name: The data set.
+        out: The file to write; NAME-views.png, if none is given.
+        count: Images, a row for each.
+        seed: Another seed, other views.
+        crop: The weak view's crop: resized or padded.
+    """
+    images, labels, classes = _first(name, count)
+    size = images.shape[-1]
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    number = torch.arange(len(images))
+    columns = [images]
+    for view in (strong(size, mean, std), weak(size, mean, std, crop=_crop(crop))):
+        columns += [_pixels(torch.from_numpy(images), number, view, seed, epoch) for epoch in range(4)]
+    rows = [(_label(label, classes), np.stack([c[i] for c in columns])) for i, label in enumerate(labels)]
+    path = out or Path(f"{name}-views.png")
+    save_grid(rows, path, head=["original", *["strong"] * 4, *["weak"] * 4])
+    print(f"wrote {path}")
+
+
+def prepared() -> list[str]:
+    """Names of the stores that are there, whole."""
+    found = store.root().glob("*/store.json") if store.root().is_dir() else []
+    return sorted(p.parent.name for p in found if not p.parent.name.startswith("."))
+
+
+def describe(name: str) -> dict[str, Any]:
+    """The facts of a prepared data set."""
+    data = _open(name)
+    splits = {split: len(part) for split, part in data.splits.items()}
+    size = "various" if isinstance(data, FolderIndex) else "{} x {}".format(*data.size)
+    return {
+        "name": name,
+        "splits": splits,
+        "classes": list(data.classes),
+        "size": size,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "fingerprint": data.fingerprint,
+    }
+
+
+def _open(name: str) -> Store | FolderIndex:
+    if store.exists(name) and store.record(store.root() / name, name).get("kind") == KIND:
+        return read_folder(name)
+    return load(name)
+
+
+def _by_class(name: str, split: str, columns: int) -> list[tuple[str, Images]]:
+    data = _open(name)
+    if split not in data.splits:
+        raise DataError(f"{name} has no split {split!r}; it has {', '.join(data.splits)}")
+    labels = data.splits[split].labels
+    rows = []
+    for label in np.unique(labels)[:20]:
+        chosen = np.flatnonzero(labels == label)[:columns]
+        rows.append((_label(int(label), data.classes), _take(data, split, chosen)))
+    return rows
+
+
+def _take(data: Store | FolderIndex, split: str, chosen: Any) -> Images:
+    if isinstance(data, Store):
+        return np.array(data.splits[split].images[chosen])
+    part = data.splits[split]
+    return np.stack([crop_file(data.path / part.files[i], _middle(*part.sizes[i]), THUMBNAIL) for i in chosen])
+
+
+def _middle(height: int, width: int) -> tuple[int, int, int, int]:
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
+    data = _open(name)
+    split = next(iter(data.splits))
+    chosen = np.arange(min(count, len(data.splits[split])))
+    return _take(data, split, chosen), data.splits[split].labels[chosen].tolist(), data.classes
+
+
+def _pixels(images: torch.Tensor, number: torch.Tensor, view: View, seed: int, epoch: int) -> Images:
+    made = make_view(images, number, view, seed, epoch, number=0)
+    pixels: Images = made.mul(255).round().clamp(0, 255).to(torch.uint8).numpy()
+    return pixels
+
+
+def _crop(crop: str) -> Any:
+    if crop not in ("resized", "padded"):
+        raise DataError(f"--crop is {crop!r}; it must be resized or padded")
+    return crop
+
+
+def _folder_name(name: str) -> str:
+    if name in SOURCES or name == KIND or name.startswith(".") or "/" in name or not name:
+        raise DataError(f"a folder cannot be stored as {name!r}; give it another name with --as NAME")
+    return name
+
+
+def _label(label: int, classes: tuple[str, ...]) -> str:
+    return "" if label == NO_LABEL else classes[label]
+
+
+def _counts(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{count:,} {split}" for split, count in facts["splits"].items())
+
+
+def _about(name: str) -> str:
+    if name in SOURCES:
+        return SOURCES[name].about
+    return f"a folder of images: {read_folder(name).path}"

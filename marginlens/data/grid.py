@@ -1,0 +1,39 @@
+"""Images in rows, with a word before each row, as one PNG to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from marginlens.data.atomic import DataError
+from marginlens.data.store import Images
+
+_GAP = 2
+_LABEL = 130
+_GROUND, _INK = (255, 255, 255), (20, 20, 20)
+
+
+def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, head: Iterable[str] = ()) -> None:
+    """Writes rows of images (n, 3, h, w) with their labels; `head` names the columns."""
+    rows = list(rows)
+    height, width = (zoom * side + _GAP for side in rows[0][1].shape[2:])
+    top = 18 if (names := list(head)) else 0
+    columns = max(len(images) for _, images in rows)
+    sheet = Image.new("RGB", (_LABEL + columns * width, top + len(rows) * height), _GROUND)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for x, name in enumerate(names):
+        draw.text((_LABEL + x * width, 2), name, _INK, font)
+    for y, (label, images) in enumerate(rows):
+        draw.text((4, top + y * height + height // 2 - 8), label[:20], _INK, font)
+        for x, image in enumerate(images):
+            tile = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+            large = tile.resize((zoom * tile.width, zoom * tile.height), Image.Resampling.NEAREST)
+            sheet.paste(large, (_LABEL + x * width, top + y * height))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(path, "PNG")
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror or error}); give --out another place") from None

@@ -1,0 +1,74 @@
+"""From a name to a store: draw, download or read the data set once, keep it as arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marginlens.data import store
+from marginlens.data.archives import Files, Folder, open_files
+from marginlens.data.atomic import DataError
+from marginlens.data.sources import SOURCES, Source, source
+from marginlens.data.store import Store
+
+INNER = {
+    "cifar10": "cifar-10-batches-bin",
+    "cifar100": "cifar-100-binary",
+    "stl10": "stl10_binary",
+    "tinyimagenet": "tiny-imagenet-200",
+}
+"""The folder that each official archive unpacks to."""
+
+
+def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
+    """Writes the store of a data set, from its official archive or folder at `path`, or downloaded."""
+    found = source(name)
+    files = _files(name, found, path, folder or store.root())
+    contents = found.read(files)
+    return store.write(name, contents.splits, contents.classes, folder)
+
+
+def load(name: str, folder: Path | None = None) -> Store:
+    """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
+    if name == "shapes" and not store.exists(name, folder):
+        return prepare(name, folder=folder)
+    if name in SOURCES or store.exists(name, folder):
+        return store.read(name, folder)
+    source(name)  # raises, with a suggestion
+    raise AssertionError(name)
+
+
+def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:
+    if not found.url:
+        return Folder(root)
+    if path is not None:
+        return open_files(path.expanduser(), INNER[name])
+    return open_files(download(name, found, root / "downloads"), INNER[name])
+
+
+def download(name: str, found: Source, folder: Path) -> Path:
+    """The official archive, fetched once, its checksum verified."""
+    import pooch
+    import requests
+
+    file = found.url.rsplit("/", 1)[-1]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fetched = pooch.retrieve(found.url, found.checksum, fname=file, path=folder, progressbar=_progress())
+    except (requests.RequestException, OSError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(
+            f"{name} could not be downloaded from {found.url} ({reason}); "
+            f"fetch {file} yourself and run: marginlens data prepare {name} --from {file}"
+        ) from None
+    except ValueError as error:  # pooch's word for a checksum that does not match; the file is already gone
+        raise DataError(f"{found.url} has another content than it should ({error})".replace("\n", " ")) from None
+    return Path(fetched)
+
+
+def _progress() -> bool:
+    """pooch draws its bar with tqdm, which only comes with the lab extra."""
+    try:
+        import tqdm  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""What an encoder is, found by running it once: number of features, parameters, FLOPs.
+
+A FLOP is one addition or one multiplication, so a multiply-add is two of them: torch's FlopCounterMode counts so, and
+so do these tables. Papers and torchvision's model pages that print "1.8 GFLOPs" for ResNet-18 mean multiply-adds: half
+of ours. Convolutions and matrix products are counted; batch norm, ReLU and pooling, small beside them, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.flop_counter import FlopCounterMode
+
+from marginlens.nets.resnet import ENCODERS, check_size, default_stem, encoder
+
+SIZES = (32, 64, 224)
+_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One encoder at one image size; `flops` is one forward pass of one image."""
+
+    name: str
+    stem: str
+    size: int
+    features: int
+    parameters: int
+    flops: int
+
+
+def feature_dim(module: nn.Module, size: int) -> int:
+    """The d of a module that maps images (n, 3, size, size) to features (n, d): anything can be an encoder.
+
+    Found by a dry run in eval mode that leaves parameters, buffers, training flags and random generators as they were.
+    """
+    return _dry_run(module, size).shape[1]
+
+
+def parameters(module: nn.Module) -> int:
+    """The number of parameters; buffers, such as batch norm's statistics, are not parameters."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def flops(module: nn.Module, size: int) -> int:
+    """FLOPs (two per multiply-add) of the forward pass of one image of size x size pixels."""
+    with FlopCounterMode(display=False) as counter:
+        _dry_run(module, size)
+    return int(counter.get_total_flops()) // _BATCH
+
+
+def facts(name: str, size: int, stem: str | None = None) -> Facts:
+    """The facts of a named encoder; `stem` None is the one that suits the size. Nothing is computed or allocated."""
+    stem = default_stem(name, size) if stem is None else stem
+    with torch.device("meta"):
+        model = encoder(name, stem=stem)
+    return Facts(name, stem, size, model.features, parameters(model), flops(model, size))
+
+
+def table(sizes: Iterable[int] = SIZES) -> list[Facts]:
+    """The facts of every encoder at every size, each with the stem that suits the size."""
+    sizes = tuple(sizes)
+    return [facts(name, size) for name in ENCODERS for size in sizes]
+
+
+def markdown(rows: Iterable[Facts]) -> str:
+    """The table as `docs/encoders.md` has it."""
+    lines = ["| encoder | image | stem | features | parameters | forward, GFLOP |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r.name} | {r.size} px | {r.stem} | {r.features} | {r.parameters:,} | {r.flops / 1e9:.3f} |" for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def _dry_run(module: nn.Module, size: int) -> Tensor:
+    """Features of black images, (2, d); the module does not notice."""
+    check_size(size)
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(is_lazy(x) for x in tensors):
+        raise ValueError("the encoder has lazy parameters: run one batch of images through it first")
+    floating = [x for x in tensors if x.is_floating_point()]
+    like = floating[0] if floating else torch.empty(0)
+    images = torch.zeros(_BATCH, 3, size, size, dtype=like.dtype, device=like.device)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    flags = [(part, part.training) for part in module.modules()]
+    cuda = [like.device] if like.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            features = torch.func.functional_call(module.eval(), buffers, (images,))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the encoder cannot read images of shape {tuple(images.shape)}: {reason}") from error
+    finally:
+        for part, training in flags:
+            part.training = training
+    return _checked(features)
+
+
+def _checked(features: object) -> Tensor:
+    if not isinstance(features, Tensor):
+        raise ValueError(f"the encoder returns a {type(features).__name__}; it must return a tensor of features (n, d)")
+    if features.dim() != 2 or len(features) != _BATCH or features.shape[1] == 0:
+        raise ValueError(
+            f"the encoder maps {_BATCH} images to shape {tuple(features.shape)}; it must be ({_BATCH}, d): "
+            f"pool and flatten, as in nn.Sequential(encoder, nn.AdaptiveAvgPool2d(1), nn.Flatten())"
+        )
+    return features

@@ -1,0 +1,172 @@
+"""Folders of images: both trees, every kind of image, and views that are cut while decoding."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from marginlens.data import folder as folders
+from marginlens.data.atomic import DataError
+from marginlens.data.folder import crop_file, prepare_folder, read_folder
+from marginlens.data.images import decode
+from marginlens.data.stream import stream
+from marginlens.data.views import make_view, strong, weak
+from tests.data.conftest import jpeg
+
+PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """train and val with two classes, images of several sizes."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 3), ("val", 2)):
+        for name in ("cat", "dog"):
+            for i in range(count):
+                jpeg(tmp_path / "pets" / split / name / f"{i}.jpg", rng, size=(40 + 8 * i, 50))
+    return tmp_path / "pets"
+
+
+def test_a_tree_with_classes(tree):
+    index, skipped = prepare_folder(tree, "pets", workers=1)
+    assert skipped == []
+    assert index.classes == ("cat", "dog")
+    assert index.splits["train"].labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert index.splits["test"].files == ("val/cat/0.jpg", "val/cat/1.jpg", "val/dog/0.jpg", "val/dog/1.jpg")
+    assert index.splits["train"].sizes[1].tolist() == [48, 50]
+    means = [decode(tree / f, f).mean((1, 2)) / 255 for f in index.splits["train"].files]
+    np.testing.assert_allclose(index.mean, np.mean(means, axis=0), rtol=1e-9)
+    again = read_folder("pets")
+    assert again.fingerprint == index.fingerprint
+    assert again.splits["train"].files == index.splits["train"].files
+    assert np.array_equal(again.splits["test"].labels, index.splits["test"].labels)
+    given, _ = prepare_folder(tree, "pets", workers=1, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
+    assert given.mean == (0.1, 0.2, 0.3)
+
+
+def test_a_folder_without_labels(tmp_path):
+    rng = np.random.default_rng(0)
+    jpeg(tmp_path / "photos" / "b.jpg", rng)
+    jpeg(tmp_path / "photos" / "deep" / "er" / "a.JPEG", rng)
+    (tmp_path / "photos" / "notes.txt").write_text("not an image")
+    (tmp_path / "photos" / ".hidden.jpg").write_text("not an image")
+    index, _ = prepare_folder(tmp_path / "photos", "photos", workers=1)
+    assert index.splits["train"].files == ("b.jpg", "deep/er/a.JPEG")
+    assert index.splits["train"].labels.tolist() == [-1, -1]
+    assert index.classes == ()
+
+
+def test_kinds_of_images(tmp_path):
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    rgb = Image.fromarray(colour)
+    files = {
+        "grey.png": rgb.convert("L"),
+        "cmyk.jpg": rgb.convert("CMYK"),
+        "alpha.png": rgb.convert("RGBA"),
+        "palette.png": rgb.convert("P"),
+        "deep.png": Image.fromarray((colour[..., 0].astype(np.uint16) << 8) + 7),
+        "plain.webp": rgb,
+    }
+    for name, image in files.items():
+        image.save(tmp_path / name, **({"lossless": True} if name.endswith("webp") else {}))
+    frames = [Image.fromarray(np.full((6, 8, 3), v, np.uint8)) for v in (10, 200)]
+    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    turned = rgb.getexif()
+    turned[0x0112] = 6  # shown turned by 90 degrees
+    rgb.save(tmp_path / "turned.png", exif=turned)
+    for name in (*files, "moving.webp"):
+        assert decode(tmp_path / name, name).shape == (3, 6, 8)
+    assert np.array_equal(decode(tmp_path / "deep.png", "x"), np.stack([colour[..., 0]] * 3))
+    assert np.array_equal(decode(tmp_path / "alpha.png", "x"), colour.transpose(2, 0, 1))
+    assert (decode(tmp_path / "moving.webp", "x") == 10).all()
+    assert np.array_equal(decode(tmp_path / "turned.png", "x"), np.rot90(colour, -1).transpose(2, 0, 1))
+    index, _ = prepare_folder(tmp_path, "kinds", workers=1)
+    sizes = dict(zip(index.splits["train"].files, index.splits["train"].sizes.tolist(), strict=True))
+    assert sizes["turned.png"] == [8, 6]
+
+
+def test_undecodable_images_are_listed(tree):
+    (tree / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+    (tree / "train" / "dog" / "empty.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"2 images .*train/cat/broken.jpg .*train/dog/empty.png.* use --skip-bad"):
+        prepare_folder(tree, "pets", workers=1)
+    index, skipped = prepare_folder(tree, "pets", skip_bad=True, workers=1)
+    assert len(index.splits["train"]) == 6
+    assert [s.split(" ")[0] for s in skipped] == ["train/cat/broken.jpg", "train/dog/empty.png"]
+
+
+def test_bad_trees(tmp_path, tree):
+    with pytest.raises(DataError, match="is not a folder"):
+        prepare_folder(tmp_path / "nowhere", "x")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(DataError, match=r"has no images; .jpg, .jpeg, .png, .webp are read"):
+        prepare_folder(tmp_path / "void", "x")
+    (tmp_path / "void" / "train").mkdir()
+    with pytest.raises(DataError, match="has no class folders"):
+        prepare_folder(tmp_path / "void", "x")
+    (tmp_path / "void" / "train" / "one").mkdir()
+    with pytest.raises(DataError, match="has one class, 'one'; give the folder of images itself"):
+        prepare_folder(tmp_path / "void", "x")
+    (tree / "val" / "bird").mkdir()
+    with pytest.raises(DataError, match=r"has a class 'bird' that .*train has not"):
+        prepare_folder(tree, "x")
+    (tree / "val" / "bird").rmdir()
+    (tree / "train" / "ant").mkdir()
+    with pytest.raises(DataError, match="ant has no images"):
+        prepare_folder(tree, "x")
+
+
+def test_a_crop_is_taken_at_decode_scale(tmp_path):
+    """A JPEG whose crop has room to spare is decoded at a fraction, and looks the same."""
+    rng = np.random.default_rng(0)
+    jpeg(tmp_path / "big.jpg", rng, size=(512, 640))
+    with Image.open(tmp_path / "big.jpg") as image:
+        whole = image.convert("RGB")
+    for top, left, height, width in ((0, 0, 512, 640), (100, 50, 300, 350), (17, 33, 40, 50)):
+        ours = crop_file(tmp_path / "big.jpg", (top, left, height, width), 32).astype(float)
+        box = (left, top, left + width, top + height)
+        theirs = np.asarray(whole.resize((32, 32), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
+        assert np.abs(ours - theirs).mean() < 1.0
+        assert np.abs(ours - theirs).max() < 8
+    with Image.open(tmp_path / "big.jpg") as image:
+        assert folders.shrunk(image, 8.0) == 8.0
+        assert image.size == (80, 64)
+    with pytest.raises(DataError, match="is gone"):
+        crop_file(tmp_path / "none.jpg", (0, 0, 1, 1), 4)
+
+
+@pytest.fixture
+def pngs(tmp_path):
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (9, 3, 24, 20), dtype=np.uint8)
+    (tmp_path / "p").mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image.transpose(1, 2, 0)).save(tmp_path / "p" / f"{i}.png")
+    index, _ = prepare_folder(tmp_path / "p", "p", workers=1)
+    return index, torch.from_numpy(images)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_views_are_the_same_views(pngs, workers):
+    """As from memory, but for the 8 bits that a crop is rounded to on its way from the worker."""
+    index, images = pngs
+    views = (weak(12, *PLAIN), strong(12, *PLAIN))
+    order = [4, 1, 8, 0, 3]
+    seen = []
+    for indices, (first, second) in stream(
+        index, "train", views, seed=3, epoch=2, batch=2, order=order, workers=workers
+    ):
+        seen += indices.tolist()
+        want = [make_view(images[indices], indices, v, 3, 2, number) for number, v in enumerate(views)]
+        assert (first - want[0]).abs().max() < 1.01 / 255
+        assert (second - want[1]).abs().mean() < 1.5 / 255
+    assert seen == order
+
+
+def test_streams_that_make_no_sense(pngs):
+    index, _ = pngs
+    with pytest.raises(DataError, match="has no split 'test'; it has train"):
+        next(stream(index, "test", [weak(12, *PLAIN)], seed=0, epoch=0, batch=2))
+    with pytest.raises(DataError, match="only the resized crop can be streamed"):
+        next(stream(index, "train", [weak(12, *PLAIN, crop="padded")], seed=0, epoch=0, batch=2))

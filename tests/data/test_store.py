@@ -1,0 +1,178 @@
+"""A store is there whole or not at all."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from marginlens.data import atomic, store
+from marginlens.data.atomic import DataError
+from marginlens.data.store import Batch
+
+
+def batches(count, seed=0, classes=3, part=4):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, 3, 5, 6), dtype=np.uint8)
+    labels = np.arange(count) % classes
+    return [Batch(images[i : i + part], labels[i : i + part]) for i in range(0, count, part)]
+
+
+def write(name="x", seed=0, folder=None):
+    return store.write(name, {"train": batches(10, seed), "test": batches(4, seed + 1)}, ["a", "b", "c"], folder)
+
+
+def test_written_and_read_back():
+    written = write()
+    found = store.read("x")
+    assert found.size == (5, 6)
+    assert found.classes == ("a", "b", "c")
+    assert np.array_equal(found.splits["train"].images, np.concatenate([b.images for b in batches(10)]))
+    assert isinstance(found.splits["train"].images, np.memmap)
+    images, labels = found.splits["train"].to("cpu")
+    assert images.shape == (10, 3, 5, 6)
+    assert labels.tolist() == [0, 1, 2] * 3 + [0]
+    assert written.fingerprint == found.fingerprint
+
+
+def test_the_fingerprint_is_of_the_content():
+    one = write().fingerprint
+    assert write("other").fingerprint == one
+    assert write("x", seed=5).fingerprint != one
+    pieces = store.write("y", {"train": batches(10, part=3), "test": batches(4, 1)}, ["a", "b", "c"])
+    assert pieces.fingerprint == one
+    assert store.write("z", {"train": batches(10), "test": batches(4, 1)}, ["a", "b", "d"]).fingerprint != one
+
+
+def test_a_second_writing_replaces_the_first(data_root):
+    write()
+    second = write(seed=5)
+    assert store.read("x").fingerprint == second.fingerprint
+    assert sorted(p.name for p in data_root.iterdir()) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("splits", "line"),
+    [
+        (
+            {"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([0, 3]))]},
+            "label 3 is out of range; there are 3",
+        ),
+        ({"train": [Batch(np.zeros((1, 3, 4, 4), np.uint8), np.array([-2]))]}, "label -2 is out of range"),
+        ({"train": []}, "train: there are no images"),
+        (
+            {"train": [*batches(4), Batch(np.zeros((1, 3, 9, 9), np.uint8), np.array([0]))]},
+            r"images of \(9, 9\) among images of \(5, 6\)",
+        ),
+    ],
+)
+def test_bad_content_leaves_nothing(splits, line, data_root):
+    with pytest.raises(DataError, match=line):
+        store.write("x", splits, ["a", "b", "c"])
+    assert list(data_root.iterdir()) == []
+
+
+def test_damaged_stores_are_refused_by_name(data_root):
+    write()
+    record = data_root / "x" / "store.json"
+    good = record.read_text()
+    for content, line in (
+        ("{", "store.json is damaged"),
+        ("[]", "of another version"),
+        (json.dumps(json.loads(good) | {"format": 99}), "of another version"),
+        (good.replace("[\n    10,", "[\n    11,"), "its record says"),
+    ):
+        record.write_text(content)
+        with pytest.raises(DataError, match=line):
+            store.read("x")
+    record.write_text(good)
+    images = data_root / "x" / "train-images.npy"
+    whole = images.read_bytes()
+    images.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"train-images.npy cannot be read"):
+        store.read("x")
+    images.write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"train-images.npy cannot be read"):
+        store.read("x")
+    images.unlink()
+    with pytest.raises(DataError, match=r"train-images.npy cannot be read"):
+        store.read("x")
+
+
+def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write to .*set MARGINLENS_DATA to another folder"):
+        write(folder=tmp_path / "file" / "below")
+
+
+def test_no_space_left(data_root, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "flush", full)
+    with pytest.raises(DataError, match=r"cannot write x to .*No space left on device"):
+        write()
+    assert list(data_root.iterdir()) == []
+
+
+SLOW_WRITER = """
+import sys, time
+from tests.data.test_store import batches
+from marginlens.data import store
+def slowly():
+    for batch in batches(40):
+        print("wrote", flush=True)
+        time.sleep(0.05)
+        yield batch
+store.write("x", {"train": slowly(), "test": batches(4, 1)}, ["a", "b", "c"])
+print("done", flush=True)
+"""
+
+
+def start():
+    return subprocess.Popen([sys.executable, "-c", SLOW_WRITER], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_preparation_leaves_no_store(data_root):
+    writer = start()
+    for _ in range(4):
+        writer.stdout.readline()
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert not store.exists("x")
+    leftover = list(data_root.iterdir())
+    assert len(leftover) == 1
+    assert leftover[0].name.endswith(".partial")
+    with pytest.raises(DataError, match="x is not prepared"):
+        store.read("x")
+    write()
+    assert [p.name for p in data_root.iterdir()] == ["x"]
+
+
+def test_two_preparations_at_once(data_root):
+    writers = [start(), start()]
+    for writer in writers:
+        writer.stdout.readline()
+    seen = set()
+    while any(w.poll() is None for w in writers):
+        if store.exists("x"):
+            try:
+                seen.add(store.read("x").fingerprint)
+            except DataError:  # between the two renames of a replacement
+                continue
+        time.sleep(0.005)
+    assert all(w.communicate()[0].endswith("done\n") for w in writers)
+    seen.add(store.read("x").fingerprint)
+    assert len(seen) == 1
+    assert [p.name for p in data_root.iterdir()] == ["x"]
+
+
+def test_the_living_are_not_swept_up(data_root):
+    with atomic.partial(data_root, "x") as mine:
+        write()
+        assert mine.is_dir()

@@ -1,0 +1,127 @@
+"""The command line: what it prints, and one line with exit code 2 for every mistake."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from marginlens.cli import COMMANDS, main
+from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def data_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys, *words):
+    main(list(words))
+    return capsys.readouterr().out
+
+
+def picture(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("data",), ("data", "--help")])
+def test_the_overview_names_every_command(capsys, words):
+    out = run(capsys, *words)
+    assert all(f"marginlens {name}" in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_that_teaches(capsys, name):
+    with pytest.raises(SystemExit) as caught:
+        main([*name.split(), "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"marginlens {name}" in out
+    assert len(out) > 300
+
+
+def test_prepare_info_list_show_views(capsys, cifar10, tmp_path):  # noqa: F811
+    folder, content = cifar10
+    assert "500 train, 100 test" in run(capsys, "data", "prepare", "cifar10", "--from", str(folder))
+    facts = json.loads(run(capsys, "data", "info", "cifar10", "--json"))
+    assert facts["splits"] == {"train": 500, "test": 100}
+    assert facts["size"] == "32 x 32"
+    assert len(facts["classes"]) == 10
+    assert len(facts["fingerprint"]) == 64
+    np.testing.assert_allclose(facts["mean"], content["train"][0].mean((0, 2, 3)) / 255)
+    assert "airplane" in run(capsys, "data", "info", "cifar10")
+    listed = json.loads(run(capsys, "data", "list", "--json"))["data"]
+    assert [row["name"] for row in listed if row["prepared"]] == ["cifar10"]
+    assert "cifar10" in run(capsys, "data", "list")
+    run(capsys, "data", "show", "cifar10", "--out", "grid.png", "--columns", "3")
+    first = np.flatnonzero(content["train"][1] == 0)[0]
+    grid = picture("grid.png")
+    assert np.array_equal(grid[0:64:2, 130:194:2].transpose(2, 0, 1), content["train"][0][first])
+    run(capsys, "data", "views", "cifar10", "--count", "2", "--seed", "1")
+    views = picture("cifar10-views.png")
+    assert np.array_equal(views[18:82:2, 130:194:2].transpose(2, 0, 1), content["train"][0][0])
+
+
+def test_a_folder_from_end_to_end(capsys, tmp_path):
+    tree_of_jpegs(tmp_path / "pets")
+    out = run(capsys, "data", "prepare", "folder", "--from", "pets", "--workers", "1")
+    assert "pets: 4 train, 2 test" in out
+    facts = json.loads(run(capsys, "data", "info", "pets", "--json"))
+    assert facts["size"] == "various"
+    assert "a folder of images" in json.loads(run(capsys, "data", "list", "--json"))["data"][-1]["about"]
+    run(capsys, "data", "show", "pets")
+    run(capsys, "data", "views", "pets", "--crop", "padded")
+    assert picture("pets.png").shape[0] == 2 * 130
+    (tmp_path / "pets" / "train" / "cat" / "bad.jpg").write_bytes(b"?")
+    assert "bad.jpg" in refused(capsys, "data", "prepare", "folder", "--from", "pets", "--as", "p", "--workers", "1")
+    out = run(capsys, "data", "prepare", "folder", "--from", "pets", "--as", "p", "--skip-bad", "--workers", "1")
+    assert "skipped: train/cat/bad.jpg" in out
+
+
+MISTAKES = {
+    ("dta", "list"): "did you mean 'marginlens data list'?",
+    ("train",): "marginlens --help lists the commands",
+    ("data", "shwo", "x"): "did you mean 'marginlens data show'?",
+    ("data", "info", "cifra10"): "did you mean 'cifar10'?",
+    ("data", "info", "cifar10"): "run: marginlens data prepare cifar10",
+    ("data", "info"): "required",
+    ("data", "info", "shapes", "--jsno"): "--json",
+    ("data", "prepare", "cifar10", "--from", "nowhere"): "nowhere does not exist",
+    ("data", "prepare", "folder"): "marginlens data prepare folder --from PATH",
+    ("data", "prepare", "folder", "--from", "nowhere"): "is not a folder",
+    ("data", "prepare", "folder", "--from", ".", "--as", "cifar10"): "cannot be stored as 'cifar10'",
+    ("data", "prepare", "folder", "--from", ".", "--as", "a/b"): "cannot be stored as 'a/b'",
+    ("data", "prepare", "cifar10", "--as", "x"): "--as names a folder",
+    ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
+    ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
+    ("data", "views", "shapes", "--crop", "round"): "it must be resized or padded",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_mistakes(capsys, words):
+    assert MISTAKES[words] in refused(capsys, *words)
+
+
+def test_the_installed_command():
+    done = subprocess.run([sys.executable, "-m", "marginlens", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("marginlens ")
+
+
+def test_importing_the_loss_imports_nothing_else():
+    code = "import sys, marginlens; print([m for m in ('PIL', 'tyro', 'rich', 'pooch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
