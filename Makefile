@@ -17,6 +17,8 @@ slow: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/views.py
+	$(BIN)/python benchmarks/page.py
 
 mutants: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt mutmut

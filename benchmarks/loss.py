@@ -95,7 +95,7 @@ def times(layout, n, seconds):
     for loss in contestants(layout, n).values():
         step(loss, q, k)
     start = time.perf_counter()
-    while time.perf_counter() - start < seconds or len(taken["chunked"]) < 5:
+    while time.perf_counter() - start < seconds or len(taken["chunked"]) < 3:
         for name, loss in contestants(layout, n).items():
             before = time.perf_counter()
             step(loss, q, k)
@@ -146,7 +146,7 @@ def facts():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096, 8192])
-    parser.add_argument("--seconds", type=float, default=8.0, help="per layout and size")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per layout and size, at least three rounds")
     parser.add_argument("--out", type=Path, default=Path("results/loss_cpu.json"))
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

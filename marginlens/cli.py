@@ -12,6 +12,7 @@ COMMANDS = {
     "data info": "marginlens.data.commands:data_info",
     "data show": "marginlens.data.commands:data_show",
     "data views": "marginlens.data.commands:data_views",
+    "encoders": "marginlens.nets.commands:encoders",
 }
 """What each command does is said by its function's docstring, which is also its --help."""
 

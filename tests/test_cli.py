@@ -40,7 +40,7 @@ def refused(capsys, *words):
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("data",), ("data", "--help")])
 def test_the_overview_names_every_command(capsys, words):
     out = run(capsys, *words)
-    assert all(f"marginlens {name}" in out for name in COMMANDS)
+    assert all(f"marginlens {name}" in out for name in COMMANDS if "data" not in words or name.startswith("data"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -82,6 +82,9 @@ def test_a_folder_from_end_to_end(capsys, tmp_path):
     facts = json.loads(run(capsys, "data", "info", "pets", "--json"))
     assert facts["size"] == "various"
     assert "a folder of images" in json.loads(run(capsys, "data", "list", "--json"))["data"][-1]["about"]
+    given = ("--mean", "0.1", "0.2", "0.3", "--std", "1", "1", "1", "--json")
+    out = run(capsys, "data", "prepare", "folder", "--from", "pets", "--as", "given", "--workers", "1", *given)
+    assert json.loads(out)["mean"] == [0.1, 0.2, 0.3]
     run(capsys, "data", "show", "pets")
     run(capsys, "data", "views", "pets", "--crop", "padded")
     assert picture("pets.png").shape[0] == 2 * 130
@@ -89,6 +92,13 @@ def test_a_folder_from_end_to_end(capsys, tmp_path):
     assert "bad.jpg" in refused(capsys, "data", "prepare", "folder", "--from", "pets", "--as", "p", "--workers", "1")
     out = run(capsys, "data", "prepare", "folder", "--from", "pets", "--as", "p", "--skip-bad", "--workers", "1")
     assert "skipped: train/cat/bad.jpg" in out
+
+
+def test_encoders(capsys):
+    rows = {(r["name"], r["size"]): r for r in json.loads(run(capsys, "encoders", "--json"))}
+    assert rows["resnet18", 32]["parameters"] == 11_689_512 - 513_000 - 9_408 + 1_728  # no fc, and a 3x3 stem
+    assert rows["resnet18", 32]["flops"] == pytest.approx(1.11e9, rel=0.01)
+    assert "resnet50" in run(capsys, "encoders")
 
 
 MISTAKES = {
@@ -104,7 +114,7 @@ MISTAKES = {
     ("data", "prepare", "folder", "--from", "nowhere"): "is not a folder",
     ("data", "prepare", "folder", "--from", ".", "--as", "cifar10"): "cannot be stored as 'cifar10'",
     ("data", "prepare", "folder", "--from", ".", "--as", "a/b"): "cannot be stored as 'a/b'",
-    ("data", "prepare", "cifar10", "--as", "x"): "--as names a folder",
+    ("data", "prepare", "cifar10", "--as", "x"): "--as, --mean, --std and --skip-bad are for a folder",
     ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
     ("data", "views", "shapes", "--crop", "round"): "it must be resized or padded",

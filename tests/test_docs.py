@@ -1,6 +1,7 @@
 """The documents say what the code does."""
 
 import ast
+import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -86,10 +87,17 @@ def test_every_pair_means_what_the_table_says(pair, meaning):
         assert (both.loss == moved.loss).all()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/effects.md", "docs/equations.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_benchmarks_page_is_what_was_measured():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == module.page()
 
 
 def test_the_readme_runs():

@@ -47,6 +47,8 @@ def data_prepare(
     from_: Annotated[Path | None, arg(name="from")] = None,
     as_: Annotated[str | None, arg(name="as")] = None,
     skip_bad: bool = False,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
     workers: int = 2,
     json: bool = False,
 ) -> None:
@@ -62,6 +64,8 @@ def data_prepare(
         from_: The official archive or its extracted folder, or the folder of images.
         as_: The name to give a folder; its own, if none is given.
         skip_bad: Leave out images that cannot be decoded, instead of refusing the folder.
+        mean: A folder's mean per channel, in [0, 1]; computed, if none is given.
+        std: A folder's standard deviation per channel; computed, if none is given.
         workers: Processes that decode a folder.
         json: Print JSON instead of text.
     """
@@ -70,9 +74,9 @@ def data_prepare(
         if from_ is None:
             raise DataError("a folder is prepared from a path: marginlens data prepare folder --from PATH")
         name = _folder_name(as_ or from_.expanduser().resolve().name)
-        _, skipped = prepare_folder(from_, name, skip_bad=skip_bad, workers=workers)
-    elif as_ is not None:
-        raise DataError(f"--as names a folder; {name} keeps its own name")
+        _, skipped = prepare_folder(from_, name, skip_bad=skip_bad, mean=mean, std=std, workers=workers)
+    elif as_ is not None or mean is not None or std is not None or skip_bad:
+        raise DataError(f"--as, --mean, --std and --skip-bad are for a folder; {name} is what it is")
     else:
         prepare(name, from_)
     facts = describe(name) | {"skipped": skipped}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-CLASSES = ("disc", "triangle", "square", "star", "cross", "crescent", "bars", "dots", "checks", "target")
+CLASSES = ("disc", "triangle", "frame", "star", "cross", "rays", "bars", "dots", "checks", "target")
 SPLITS = ("train", "test")
 VERSION = 1
 """Part of the content's identity: raised whenever the same seed draws other images."""
@@ -22,7 +22,7 @@ _FACTS = 17
 _CHUNK = 512
 _OVERSAMPLE = 2
 _SMALLEST, _LARGEST = 0.65, 1.05
-_SHIFT, _WARP, _WOBBLE = 0.55, 0.5, 0.06
+_SHIFT, _WARP, _WOBBLE = 0.6, 0.5, 0.06
 
 Floats = NDArray[np.float64]
 Outline = Callable[[Floats, Floats, Floats], NDArray[np.bool_]]
@@ -88,9 +88,9 @@ def _figures(facts: Floats, labels: NDArray[np.int64], fine: int) -> NDArray[np.
     return inside
 
 
-def _polygon(u: Floats, v: Floats, corners: int) -> Floats:
-    """Below 1 inside a regular polygon with its corners at distance 1."""
-    sector = 2 * np.pi / corners
+def _triangle(u: Floats, v: Floats) -> Floats:
+    """Below 1 inside a regular triangle with its corners at distance 1."""
+    sector = 2 * np.pi / 3
     angle = np.mod(np.arctan2(v, u), sector) - sector / 2
     reach: Floats = np.hypot(u, v) * np.cos(angle) / np.cos(sector / 2)
     return reach
@@ -111,11 +111,11 @@ def _star(u: Floats, v: Floats, t: Floats) -> NDArray[np.bool_]:
 
 _OUTLINES: tuple[Outline, ...] = (
     lambda u, v, t: np.hypot(u, v) < 0.85,
-    lambda u, v, t: _polygon(u, v, 3) < 1.1,
-    lambda u, v, t: _polygon(u, v, 4) < 1.05,
+    lambda u, v, t: _triangle(u, v) < 1.1,
+    lambda u, v, t: np.abs(np.maximum(np.abs(u), np.abs(v)) - 0.72) < 0.13 + 0.06 * t,
     _star,
     lambda u, v, t: (np.minimum(np.abs(u), np.abs(v)) < 0.22 + 0.1 * t) & (np.maximum(np.abs(u), np.abs(v)) < 1.0),
-    lambda u, v, t: (np.hypot(u, v) < 0.95) & (np.hypot(u - 0.45 - 0.15 * t, v) > 0.8),
+    lambda u, v, t: (np.sin(6 * np.arctan2(v, u)) > 0.3 * t) & (np.hypot(u, v) < 1.05),
     lambda u, v, t: (np.abs(np.mod(v + 1.0, 0.5) - 0.25) < 0.1 + 0.05 * t) & (np.abs(u) < 1.0) & (np.abs(v) < 1.0),
     lambda u, v, t: (np.hypot(_cell(u), _cell(v)) < 0.17 + 0.06 * t) & (np.maximum(np.abs(u), np.abs(v)) < 1.0),
     lambda u, v, t: (_cell(u) * _cell(v) > 0.0) & (np.maximum(np.abs(u), np.abs(v)) < 0.99),
