@@ -1,6 +1,7 @@
 """`shapes`: deterministic, disjoint, and no easy prey for pixels."""
 
 import math
+import os
 import time
 from dataclasses import replace
 
@@ -95,7 +96,15 @@ def test_a_random_encoder_does_not_tell():
     assert linear_probe(encoder("tiny"), *tensors()) < 0.60
 
 
+@pytest.fixture
+def all_cores():
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
 def test_contrastive_learning_tells():
     """Plain SimCLR on `tiny`, in about a minute on 2 cores: the seconds are printed, the accuracy is asserted."""
     torch.manual_seed(0)
