@@ -98,6 +98,22 @@ CASES = {
         ValueError,
         lambda: ml.positive_only(Q, K, tau=torch.tensor(0.2, device="meta")),
     ),
+    "tau is on meta and the embeddings": (
+        ValueError,
+        lambda: ml.nt_xent(Q, K, tau=torch.tensor(0.2, device="meta")),
+    ),
+    "Emphasis: c is on meta and the embeddings on cpu": (
+        ValueError,
+        lambda: ml.positive_only(Q, K, effect=Emphasis(c=torch.tensor(2.0, device="meta"))),
+    ),
+    "Margin: m1 is on meta and the embeddings on cpu": (
+        ValueError,
+        lambda: ml.nt_xent(Q, K, effect=Margin(m1=torch.tensor(2.0, device="meta"))),
+    ),
+    "Emphasis: s is -1; it must be finite and": (
+        ValueError,
+        lambda: ml.positive_only(Q, K, effect=spoilt(), check=True),
+    ),
     "Emphasis: s is -1; it must be finite": (ValueError, lambda: ml.nt_xent(Q, K, effect=spoilt(), check=True)),
     "q has dtype torch.float8_e4m3fn; embeddings must be floating, 16 bits or more": (
         TypeError,

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import marginlens as ml
 from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from marginlens.effects import log_gamma
 from tests import oracle_mpmath, oracle_torch
 from tests.catalogue import EFFECTS, SINGLE, aligned, close, gradients, random, without_negatives
 
@@ -164,6 +165,19 @@ def test_small_angles_keep_their_digits():
     exact = torch.tensor([[float(x) for x in row] for row in dl], dtype=torch.float64)
     _, (dq, _) = gradients(lambda q, k: ml.info_nce(q, k, effect=effect), q, k)
     close(dq, exact, 1e-9)
+
+
+def test_the_curve_keeps_its_digits_at_both_ends():
+    """Near theta = pi, 1 - x^c cancels; at c = infinity, as a tensor too, there is no curve, theta = pi included."""
+    x = torch.tensor([1e-7, 0.3, 1 - 2**-20, 1 - 2**-24])
+    for c in (1 / 3, 1.0, 2.5):
+        exact = [oracle_mpmath.mp.log(1 - oracle_mpmath.mp.mpf(float(v)) ** c) / c for v in x]
+        torch.testing.assert_close(log_gamma(x, c), torch.tensor([float(e) for e in exact]), rtol=3e-6, atol=0)
+    q = random(4, 3, seed=0)
+    endless = Emphasis(s=2, c=torch.tensor(math.inf))
+    _, (want, _) = gradients(lambda q, k: ml.info_nce(q, k, effect=Emphasis(s=2)), q, -q)
+    _, (got, _) = gradients(lambda q, k: ml.info_nce(q, k, effect=endless), q, -q)
+    assert torch.equal(got, want)
 
 
 def test_unbounded_weights_overflow_no_earlier_than_they_must():
