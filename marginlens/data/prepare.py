@@ -7,16 +7,8 @@ from pathlib import Path
 from marginlens.data import store
 from marginlens.data.archives import Files, Folder, open_files
 from marginlens.data.atomic import DataError
-from marginlens.data.sources import SOURCES, Source, source
+from marginlens.data.sources import Source, source
 from marginlens.data.store import Store
-
-INNER = {
-    "cifar10": "cifar-10-batches-bin",
-    "cifar100": "cifar-100-binary",
-    "stl10": "stl10_binary",
-    "tinyimagenet": "tiny-imagenet-200",
-}
-"""The folder that each official archive unpacks to."""
 
 
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
@@ -29,20 +21,16 @@ def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> 
 
 def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
-    if name == "shapes" and not store.exists(name, folder):
+    if not store.exists(name, folder) and not source(name).url:
         return prepare(name, folder=folder)
-    if name in SOURCES or store.exists(name, folder):
-        return store.read(name, folder)
-    source(name)  # raises, with a suggestion
-    raise AssertionError(name)
+    return store.read(name, folder)
 
 
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:
     if not found.url:
         return Folder(root)
-    if path is not None:
-        return open_files(path.expanduser(), INNER[name])
-    return open_files(download(name, found, root / "downloads"), INNER[name])
+    at = download(name, found, root / "downloads") if path is None else path.expanduser()
+    return open_files(at, found.inner)
 
 
 def download(name: str, found: Source, folder: Path) -> Path:

@@ -20,15 +20,6 @@ MANY = 100_000
 LEAST_P = 1e-5
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Batches this small gain nothing from a second core, and lose much where another process has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def words(*values):
     return tuple(torch.tensor(v) for v in values)
 

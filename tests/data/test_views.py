@@ -31,15 +31,6 @@ seeds = st.integers(0, 2**31)
 sides = st.integers(1, 41)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Batches this small gain nothing from a second core, and lose much where another process has it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def photos(n, height, width, seed=0):
     """uint8 images with smooth parts, edges, black, white and grey: what separates one filter from another."""
     g = torch.Generator().manual_seed(seed)
