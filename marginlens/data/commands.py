@@ -16,7 +16,7 @@ from marginlens.data import store
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder, read_folder
 from marginlens.data.grid import save_grid
-from marginlens.data.prepare import load, prepare
+from marginlens.data.prepare import open_data, prepare
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import View, make_view, strong, weak
@@ -157,7 +157,7 @@ def prepared() -> list[str]:
 
 def describe(name: str) -> dict[str, Any]:
     """The facts of a prepared data set."""
-    data = _open(name)
+    data = open_data(name)
     splits = {split: len(part) for split, part in data.splits.items()}
     size = "various" if isinstance(data, FolderIndex) else "{} x {}".format(*data.size)
     return {
@@ -171,14 +171,8 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _open(name: str) -> Store | FolderIndex:
-    if store.exists(name) and store.record(store.root() / name, name).get("kind") == KIND:
-        return read_folder(name)
-    return load(name)
-
-
 def _by_class(name: str, split: str, columns: int) -> list[tuple[str, Images]]:
-    data = _open(name)
+    data = open_data(name)
     if split not in data.splits:
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(data.splits)}")
     labels = data.splits[split].labels
@@ -202,7 +196,7 @@ def _middle(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
-    data = _open(name)
+    data = open_data(name)
     split = next(iter(data.splits))
     chosen = np.arange(min(count, len(data.splits[split])))
     return _take(data, split, chosen), data.splits[split].labels[chosen].tolist(), data.classes

@@ -31,6 +31,7 @@ ATTEMPTS = 10
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
+_ORDER = 0xFFFFFF  # the view number that no view has: the order of an epoch is drawn from it
 
 
 class Slot(IntEnum):
@@ -81,6 +82,12 @@ def uniforms(indices: Tensor, seed: int, epoch: int | Tensor, number: int, block
     counter = (index & _WORD, index >> 32 & _WORD, moment, block + 256 * number)
     words = torch.stack(philox(counter, (seed & _WORD, seed >> 32)), dim=2)
     return words.bitwise_right_shift_(8).float().mul_(2.0**-24).flatten(1)
+
+
+def order(count: int, seed: int, epoch: int) -> Tensor:
+    """A permutation of `count` samples, int64 on the CPU: sorted by 48 random bits each, from no state."""
+    u = uniforms(torch.arange(count), seed, epoch, _ORDER, blocks=1).double()
+    return torch.argsort(u[:, 0] + u[:, 1] * 2.0**-24, stable=True)
 
 
 def between(u: Tensor, low: float, high: float) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from marginlens.data import store
 from marginlens.data.archives import Files, Folder, open_files
 from marginlens.data.atomic import DataError
+from marginlens.data.folder import KIND, FolderIndex, read_folder
 from marginlens.data.sources import Source, source
 from marginlens.data.store import Store
 
@@ -24,6 +25,13 @@ def load(name: str, folder: Path | None = None) -> Store:
     if not store.exists(name, folder) and not source(name).url:
         return prepare(name, folder=folder)
     return store.read(name, folder)
+
+
+def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
+    """Whatever was prepared under that name: a store of arrays, or the index of a folder of images."""
+    if store.exists(name, folder) and store.record((folder or store.root()) / name, name).get("kind") == KIND:
+        return read_folder(name, folder)
+    return load(name, folder)
 
 
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:

@@ -6,6 +6,7 @@ The same parameters as everywhere: a function of (seed, epoch, sample, view) alo
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,11 +27,30 @@ class Views(NamedTuple):
     views: list[Tensor]
 
 
+class _Middles(Dataset[Tensor]):
+    """The central square of each chosen sample, uint8."""
+
+    def __init__(self, index: FolderIndex, split: str, chosen: Sequence[int], size: int, resize: int) -> None:
+        self.index, self.part, self.chosen, self.size, self.resize = index, index.splits[split], chosen, size, resize
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, i: int) -> Tensor:
+        file = self.chosen[i]
+        height, width = (int(side) for side in self.part.sizes[file])
+        side = max(1, round(min(height, width) * self.size / self.resize))
+        box = ((height - side) // 2, (width - side) // 2, side, side)
+        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size))
+
+
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
     """The crop of each view of a sample, uint8, mirrored where it was drawn so."""
 
-    def __init__(self, index: FolderIndex, split: str, views: Sequence[View], seed: int, epoch: int) -> None:
-        self.index, self.split, self.views, self.seed, self.epoch = index, split, views, seed, epoch
+    def __init__(
+        self, index: FolderIndex, split: str, views: Sequence[View], seed: int, epoch: int, first: int
+    ) -> None:
+        self.index, self.split, self.views, self.seed, self.epoch, self.first = index, split, views, seed, epoch, first
 
     def __len__(self) -> int:
         return len(self.index.splits[self.split])
@@ -39,7 +59,7 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
         part = self.index.splits[self.split]
         height, width = (int(side) for side in part.sizes[i])
         crops = []
-        for number, view in enumerate(self.views):
+        for number, view in enumerate(self.views, self.first):
             drawn = parameters(torch.tensor([i]), height, width, view, self.seed, self.epoch, number)
             crop = torch.from_numpy(crop_file(self.index.path / part.files[i], drawn.boxes[0].tolist(), view.size))
             crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
@@ -57,16 +77,17 @@ def stream(
     order: Sequence[int] | None = None,
     workers: int = 2,
     device: torch.device | str = "cpu",
+    first: int = 0,
 ) -> Iterator[Views]:
     """One pass over a split in `order` (as stored, if none is given): batches of views on a device.
 
-    A last batch that is not full is given too.
+    A last batch that is not full is given too. The views are numbered from `first`.
     """
     if split not in index.splits:
         raise DataError(f"{index.name} has no split {split!r}; it has {', '.join(index.splits)}")
     if any(view.crop != "resized" for view in views):
         raise DataError("a folder's images have many sizes: only the resized crop can be streamed, not the padded one")
-    crops = _Crops(index, split, tuple(views), seed, epoch)
+    crops = _Crops(index, split, tuple(views), seed, epoch, first)
     loader = DataLoader(
         crops,
         batch_size=batch,
@@ -74,15 +95,42 @@ def stream(
         num_workers=workers,
         pin_memory=torch.device(device).type == "cuda",
         multiprocessing_context="spawn" if workers else None,
+        worker_init_fn=_leave_signals,
     )
     for indices, cut in loader:
         yield Views(
             indices,
             [
                 _colour(x.to(device), indices, v, seed, epoch, i)
-                for i, (x, v) in enumerate(zip(cut, views, strict=True))
+                for i, (x, v) in enumerate(zip(cut, views, strict=True), first)
             ],
         )
+
+
+def middles(
+    index: FolderIndex,
+    split: str,
+    chosen: Sequence[int],
+    *,
+    size: int,
+    resize: int,
+    batch: int,
+    workers: int = 2,
+    device: torch.device | str = "cpu",
+) -> Iterator[Tensor]:
+    """Batches of test images: shorter side to `resize`, then the central size x size; uint8 (n, 3, size, size)."""
+    images = _Middles(index, split, chosen, size, resize)
+    context = "spawn" if workers else None
+    loader = DataLoader(
+        images, batch_size=batch, num_workers=workers, multiprocessing_context=context, worker_init_fn=_leave_signals
+    )
+    for part in loader:
+        yield part.to(device)
+
+
+def _leave_signals(worker: int) -> None:
+    """Ctrl-C goes to every process of a terminal; what it means is the main one's to decide."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _colour(crops: Tensor, indices: Tensor, view: View, seed: int, epoch: int, number: int) -> Tensor:

@@ -1,0 +1,41 @@
+"""Whole methods around anyone's backbone: `method.loss(views)`, and `method.after_step()` after the optimiser's step.
+
+    method = MoCoV3(backbone, effect="emphasis(s=5)")
+    loss = method.loss([strong, weak])      # two views (n, 3, h, w) of the same n images
+    loss.backward(); optimizer.step()
+    method.after_step()
+
+A new method is one file, and one entry here.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from marginlens.loss import Rows
+from marginlens.methods.byol import BYOL
+from marginlens.methods.mocov3 import MoCoV3
+from marginlens.methods.simclr import SimCLR
+
+
+class Method(Protocol):
+    """What a training loop asks of a method, which is an `nn.Module` besides."""
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The encoder that learns, and that is evaluated afterwards."""
+
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        """The loss of two views of a batch."""
+
+    def rows(self, views: Sequence[Tensor]) -> Rows:
+        """What the loss sees of each row, without gradient; batch norms count the batch."""
+
+    def after_step(self, momentum: float | Tensor | None = None) -> None:
+        """Moves the teacher, if there is one; `momentum` None is the method's own."""
+
+
+METHODS: dict[str, type[MoCoV3] | type[SimCLR] | type[BYOL]] = {"mocov3": MoCoV3, "simclr": SimCLR, "byol": BYOL}
+
+__all__ = ["BYOL", "METHODS", "Method", "MoCoV3", "SimCLR"]

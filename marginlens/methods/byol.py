@@ -1,0 +1,98 @@
+"""BYOL (Grill et al. 2020): a student predicts what a slow teacher sees of the same image; positives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marginlens import checks
+from marginlens.checks import EffectLike
+from marginlens.effects import PLAIN, Effect, Emphasis, factors
+from marginlens.loss import Impl, Rows, positive_only, rows
+from marginlens.methods.views import features_of, pair
+from marginlens.nets.ema import ema_update, teacher_of
+from marginlens.nets.heads import predictor, projector
+from marginlens.parameters import as_float
+
+
+class BYOL(nn.Module):
+    """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
+
+    The loss is -cos / tau; at tau = 0.5 it has the gradient of BYOL's 2 - 2 cos. `symmetric` adds the loss with the
+    views exchanged.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        tau: float = 0.5,
+        effect: EffectLike = PLAIN,
+        momentum: float = 0.99,
+        hidden: int = 2048,
+        out: int = 128,
+        last_bn: bool = False,
+        bias: bool = True,
+        symmetric: bool = False,
+        features: int | None = None,
+        size: int = 32,
+        impl: Impl = "auto",
+    ) -> None:
+        super().__init__()
+        checks.temperature(tau, check=True)
+        effect = checks.as_effect(effect)
+        check_effect(effect)
+        dim = features_of(backbone, features, size)
+        self.student = nn.ModuleDict(
+            {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
+        )
+        self.predictor = predictor(out, hidden=hidden, bias=bias)
+        self.teacher = teacher_of(self.student)
+        self.momentum, self.symmetric = momentum, symmetric
+        self.settings: dict[str, Any] = {"tau": tau, "effect": effect, "impl": impl}
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.student["backbone"]
+
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        return torch.stack([positive_only(p, z, **self.settings) for p, z in self._pairs(views)]).sum()
+
+    def rows(self, views: Sequence[Tensor]) -> Rows:
+        with torch.no_grad():
+            found = [rows(p, z, layout="positive_only", **self.settings) for p, z in self._pairs(views)]
+        return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def after_step(self, momentum: float | Tensor | None = None) -> None:
+        ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
+
+    def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Predictions (n, out) and what they predict (n, out)."""
+        strong, weak = pair(views)
+        ways = [(strong, weak), (weak, strong)] if self.symmetric else [(strong, weak)]
+        with torch.no_grad():
+            targets = [_embed(self.teacher, t) for _, t in ways]
+        return [(self.predictor(_embed(self.student, p)), z) for (p, _), z in zip(ways, targets, strict=True)]
+
+
+def check_effect(effect: Effect) -> None:
+    """Refuses what means nothing without negatives, and s, which for BYOL is only its learning rate."""
+    for factor in factors(effect):
+        if factor.needs_negatives:
+            raise ValueError(
+                f"{effect}: {factor.needs_negatives} acts through negatives, and BYOL has none; "
+                f"BYOL takes margin(m1=...) and emphasis(c=...)"
+            )
+        if isinstance(factor, Emphasis) and as_float(factor.s) != 1.0:
+            raise ValueError(
+                f"{effect}: without negatives s multiplies the whole gradient, so it is only a learning rate; "
+                f"raise lr instead (curvature, emphasis(c=...), does mean something)"
+            )
+
+
+def _embed(net: nn.ModuleDict, x: Tensor) -> Tensor:
+    embedding: Tensor = net["projector"](net["backbone"](x))
+    return embedding

@@ -1,0 +1,88 @@
+"""MoCo v3 (Chen, Xie, He 2021): a student's view of an image against the views that a slow teacher has of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marginlens import checks
+from marginlens.checks import EffectLike
+from marginlens.effects import PLAIN
+from marginlens.loss import Impl, Rows, info_nce, rows
+from marginlens.methods.views import features_of, pair
+from marginlens.nets.ema import ema_update, teacher_of
+from marginlens.nets.heads import predictor, projector
+
+
+class MoCoV3(nn.Module):
+    """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
+
+    In-batch negatives: the teacher's embeddings of the other images. `last_bn` ends the projector in a batch norm
+    without affine parameters: s = 20 gains with it and loses without (docs/methods.md). `symmetric` adds the loss with
+    the views exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        tau: float = 0.25,
+        beta: float = 1.0,
+        effect: EffectLike = PLAIN,
+        momentum: float = 0.99,
+        hidden: int = 2048,
+        out: int = 128,
+        last_bn: bool = True,
+        bias: bool = True,
+        symmetric: bool = False,
+        two_tau: bool = False,
+        features: int | None = None,
+        size: int = 32,
+        impl: Impl = "auto",
+    ) -> None:
+        super().__init__()
+        checks.temperature(tau, check=True)
+        dim = features_of(backbone, features, size)
+        self.student = nn.ModuleDict(
+            {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
+        )
+        self.predictor = predictor(out, hidden=hidden, bias=bias)
+        self.teacher = teacher_of(self.student)
+        self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * tau if two_tau else 1.0
+        self.settings: dict[str, Any] = {
+            "tau": tau,
+            "beta": checks.share(beta),
+            "effect": checks.as_effect(effect),
+            "impl": impl,
+        }
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.student["backbone"]
+
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        return self.scale * torch.stack([info_nce(q, k, **self.settings) for q, k in self._pairs(views)]).sum()
+
+    def rows(self, views: Sequence[Tensor]) -> Rows:
+        with torch.no_grad():
+            found = [rows(q, k, **self.settings) for q, k in self._pairs(views)]
+        return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def after_step(self, momentum: float | Tensor | None = None) -> None:
+        ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
+
+    def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Queries (n, out) and the keys (n, out) that they are compared with."""
+        strong, weak = pair(views)
+        ways = [(strong, weak), (weak, strong)] if self.symmetric else [(strong, weak)]
+        with torch.no_grad():
+            keys = [_embed(self.teacher, k) for _, k in ways]
+        return [(self.predictor(_embed(self.student, q)), k) for (q, _), k in zip(ways, keys, strict=True)]
+
+
+def _embed(net: nn.ModuleDict, x: Tensor) -> Tensor:
+    embedding: Tensor = net["projector"](net["backbone"](x))
+    return embedding

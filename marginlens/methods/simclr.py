@@ -1,0 +1,70 @@
+"""SimCLR (Chen et al. 2020): two views of each image among all views of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marginlens import checks
+from marginlens.checks import EffectLike
+from marginlens.effects import PLAIN
+from marginlens.loss import Impl, Rows, nt_xent, rows
+from marginlens.methods.views import features_of, pair
+from marginlens.nets.heads import projector
+
+
+class SimCLR(nn.Module):
+    """Backbone and projector, on a strong and a weak view of each image: 2n embeddings, 2n - 2 negatives for each.
+
+    Each view passes alone, so that its batch norms see one kind of view at a time, as the teacher's and the student's
+    do in MoCo v3. `last_bn` ends the projector in a batch norm without affine parameters.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        tau: float = 0.25,
+        beta: float = 1.0,
+        effect: EffectLike = PLAIN,
+        hidden: int = 2048,
+        out: int = 128,
+        last_bn: bool = False,
+        bias: bool = True,
+        features: int | None = None,
+        size: int = 32,
+        impl: Impl = "auto",
+    ) -> None:
+        super().__init__()
+        checks.temperature(tau, check=True)
+        dim = features_of(backbone, features, size)
+        self.student = nn.ModuleDict(
+            {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
+        )
+        self.settings: dict[str, Any] = {
+            "tau": tau,
+            "beta": checks.share(beta),
+            "effect": checks.as_effect(effect),
+            "impl": impl,
+        }
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.student["backbone"]
+
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        return nt_xent(*self._embed(views), **self.settings)
+
+    def rows(self, views: Sequence[Tensor]) -> Rows:
+        with torch.no_grad():
+            return rows(*self._embed(views), layout="nt_xent", **self.settings)
+
+    def after_step(self, momentum: float | Tensor | None = None) -> None:
+        """There is no teacher to move."""
+
+    def _embed(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings (n, out) of each view."""
+        return [self.student["projector"](self.student["backbone"](x)) for x in pair(views)]

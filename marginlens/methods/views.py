@@ -1,0 +1,25 @@
+"""What every method checks of the views it is given, and of the backbone around which it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from marginlens.nets.count import feature_dim
+
+
+def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
+    """How many features a backbone has: as said, as its `features` says, or as a dry run on `size` px images finds."""
+    found = getattr(backbone, "features", None) if features is None else features
+    return found if isinstance(found, int) else feature_dim(backbone, size)
+
+
+def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The strong and the weak view of the same images."""
+    if len(views) != 2:
+        raise ValueError(f"there are {len(views)} views; the loss is between two views of the same images")
+    strong, weak = views
+    if len(strong) != len(weak):
+        raise ValueError(f"the views have {len(strong)} and {len(weak)} images; row i of both must show the same image")
+    return strong, weak

@@ -1,0 +1,205 @@
+"""Settings of each command: typed, frozen, final. What is printed is what runs.
+
+A field that is not given takes the recipe's value: the data set's (`RECIPES`), else the method's (`METHOD_DEFAULTS`),
+else the one written here. The recipe is ReSSL's small-image one, on which the paper builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+import marginlens as ml
+from marginlens.effects import PLAIN
+from marginlens.methods import METHODS
+from marginlens.methods.byol import check_effect
+from marginlens.nets.resnet import ENCODERS, STEMS
+
+Amp = Literal["auto", "off", "bf16", "fp16"]
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "stl10": {"split": "train+unlabeled", "size": 64, "ema": 0.996},
+    "tinyimagenet": {"size": 64, "ema": 0.996},
+    "shapes": {
+        "encoder": "tiny",
+        "batch": 128,
+        "lr": 0.4,
+        "ema": 0.95,
+        "hidden": 256,
+        "out": 64,
+        "crop_scale": (0.5, 1.0),
+    },
+}
+"""What a data set asks for. `shapes`: what a CPU learns from in minutes (docs/laboratory.md has the measurements)."""
+
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mocov3": {"last_bn": True},
+    "simclr": {},
+    "byol": {"tau": 0.5, "beta": 0.0},
+}
+
+_NO_TEACHER = ("ema", "ema_schedule", "symmetric")
+
+
+class Settings(BaseModel):
+    """Frozen, strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Pretrain(Settings):
+    """What determines the result of a pre-training, and nothing else."""
+
+    method: str = Field("mocov3", description="mocov3, simclr or byol.")
+    data: str = Field("cifar10", description="A prepared data set: shapes, cifar10, ..., or a folder's name.")
+    effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
+    epochs: int = Field(200, ge=1, description="Passes over the training images.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of weights, order and views.")
+    encoder: str = Field("resnet18", description="tiny, resnet18, resnet34 or resnet50.")
+    stem: str = Field("auto", description="small, small-pool, imagenet, or auto: what suits the image size.")
+    size: int = Field(32, ge=8, le=512, description="Side of the views in pixels.")
+    split: str = Field("train", description="Images to learn from; several splits are joined by +.")
+    limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
+    weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
+    tau: float = Field(0.25, gt=0, description="Temperature.")
+    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator.")
+    hidden: int = Field(2048, ge=1, description="Width of projector and predictor.")
+    out: int = Field(128, ge=1, description="Dimension of the embeddings.")
+    last_bn: bool = Field(False, description="End the projector in a batch norm without affine parameters.")
+    bias: bool = Field(True, description="Biases in the linear layers of the heads.")
+    symmetric: bool = Field(False, description="Add the loss with the two views exchanged (mocov3, byol).")
+    two_tau: bool = Field(False, description="Multiply the loss by 2 tau, as the official MoCo v3 does.")
+    ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher (mocov3, byol).")
+    ema_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="Keep the teacher's momentum, or raise it to 1 by a cosine."
+    )
+    batch: int = Field(256, ge=2, description="Images in a batch; a last partial batch is left out.")
+    lr: float = Field(0.06, ge=0, description="Learning rate after the warm-up; a cosine takes it to 0.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum.")
+    weight_decay: float = Field(5e-4, ge=0, description="Weight decay.")
+    decay_all: bool = Field(True, description="Decay all parameters; otherwise none of norms and biases.")
+    warmup: int = Field(5, ge=0, description="Epochs of linear warm-up; not given: at most a quarter of the epochs.")
+    clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this; 0: not.")
+    crop_scale: tuple[float, float] = Field((0.2, 1.0), description="Share of the area in a crop of either view.")
+    weak_crop: Literal["resized", "padded"] = Field("resized", description="The weak view's crop.")
+    blur: float = Field(0.5, ge=0, le=1, description="Probability of blur in the strong view.")
+    amp: Amp = Field("auto", description="Half precision on CUDA; auto: bf16, or fp16 where bf16 is only emulated.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recipe(cls, given: Any) -> Any:
+        """Fills in what the recipe says of a data set and of a method."""
+        if not isinstance(given, Mapping):
+            return given
+        method = given.get("method", cls.model_fields["method"].default)
+        data = given.get("data", cls.model_fields["data"].default)
+        recipe = METHOD_DEFAULTS.get(str(method), {}) | RECIPES.get(str(data), {})
+        if method == "simclr":
+            recipe = {key: value for key, value in recipe.items() if key not in _NO_TEACHER}
+        filled = recipe | dict(given)
+        epochs = filled.get("epochs", cls.model_fields["epochs"].default)
+        if "warmup" not in filled and isinstance(epochs, int):
+            filled["warmup"] = min(int(cls.model_fields["warmup"].default), epochs // 4)
+        return filled
+
+    @field_validator("method")
+    @classmethod
+    def _method(cls, name: str) -> str:
+        return known("method", name, METHODS)
+
+    @field_validator("encoder")
+    @classmethod
+    def _encoder(cls, name: str) -> str:
+        return known("encoder", name, ENCODERS)
+
+    @field_validator("stem")
+    @classmethod
+    def _stem(cls, name: str) -> str:
+        return known("stem", name, {"auto": None, **STEMS})
+
+    @field_validator("effect", mode="before")
+    @classmethod
+    def _effect(cls, value: Any) -> Any:
+        """One spelling for one effect."""
+        return str(ml.effect(value)) if isinstance(value, str) else str(value)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.warmup >= self.epochs and self.warmup > 0:
+            raise ValueError(f"warmup is {self.warmup} of {self.epochs} epochs; it must be shorter")
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale is {low:g} {high:g}; it must be two numbers in (0, 1], the smaller first")
+        fields = type(self).model_fields
+        if self.method == "simclr":
+            for name in _NO_TEACHER:
+                if getattr(self, name) != fields[name].default:
+                    raise ValueError(f"{name} is about a teacher, and simclr has none; leave it out")
+        if self.two_tau and self.method != "mocov3":
+            raise ValueError(f"two_tau is MoCo v3's; {self.method} has no such factor")
+        if self.method == "byol":
+            if self.beta != 0.0:
+                raise ValueError(f"beta is {self.beta:g}; byol has no negatives, so it must be 0")
+            check_effect(ml.effect(self.effect))
+        elif self.beta == 0.0 and ml.effect(self.effect) == PLAIN:
+            raise ValueError(f"beta is 0, which leaves {self.method} without negatives and it collapses; use byol")
+        return self
+
+
+class Probe(Settings):
+    """A linear layer on a frozen backbone: the paper's evaluation."""
+
+    epochs: int = Field(100, ge=1, description="Passes over the training images, each with fresh crops.")
+    batch: int = Field(256, ge=1, description="Images in a batch.")
+    lr: float = Field(1.0, ge=0, description="Learning rate; a cosine takes it to 0.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum (Nesterov's).")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the layer.")
+    crop_scale: tuple[float, float] = Field((0.08, 1.0), description="Share of the area in a training crop.")
+    holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
+    resize: int = Field(0, ge=0, description="Resize test images to this before the central crop; 0: to the crop.")
+    size: int = Field(0, ge=0, le=512, description="Side of test images in pixels; 0: as in pre-training.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of the layer, order and crops.")
+
+
+class Knn(Settings):
+    """Nearest neighbours among training images, by cosine, weighted exp(cos / temperature)."""
+
+    k: int = Field(200, ge=1, description="Neighbours that vote.")
+    temperature: float = Field(0.1, gt=0, description="How fast a neighbour's vote fades with its distance.")
+    holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
+    resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
+    size: int = Field(0, ge=0, le=512, description="Side of the images in pixels; 0: as in pre-training.")
+
+
+def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
+    """The settings, or one line that says what is wrong with the values."""
+    for key in values:
+        if key not in model.model_fields:
+            raise ValueError(f"there is no setting {key!r}; {_hint(str(key), model.model_fields)}")
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise ValueError("; ".join(_line(found) for found in error.errors())) from None
+
+
+def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
+    """Checks a name, and suggests one."""
+    if name not in table:
+        raise ValueError(f"there is no {kind} {name!r}; {_hint(name, table)}")
+    return name
+
+
+def _hint(name: str, table: Mapping[str, Any]) -> str:
+    close = get_close_matches(name.lower(), table, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(table)}"
+
+
+def _line(found: Any) -> str:
+    if found["type"] == "value_error":
+        return str(found["ctx"]["error"])
+    where = ".".join(str(part) for part in found["loc"])
+    said = found["msg"].replace("Input should be", "it must be").replace("Input", "it")
+    return f"{where} is {found['input']!r}; {said}"

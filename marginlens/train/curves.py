@@ -1,0 +1,30 @@
+"""The metrics once more for TensorBoard, where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Curves:
+    """Scalars by step; nothing where tensorboard is not installed. What was written beyond `step` is forgotten."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self.writer = SummaryWriter(str(folder), purge_step=step)
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """One point for each number."""
+        if self.writer is not None:
+            for name, value in metrics.items():
+                if name not in ("epoch", "step"):
+                    self.writer.add_scalar(name, value, metrics["step"])
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,140 @@
+"""Where images come from: arrays that live on the device, or files that are decoded as they are needed.
+
+Both feeds answer the same questions, so that nothing after this file knows the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from marginlens.data import pixels
+from marginlens.data.folder import FolderIndex
+from marginlens.data.prepare import open_data
+from marginlens.data.sources import SOURCES
+from marginlens.data.store import NO_LABEL, Store
+from marginlens.data.stream import middles, stream
+from marginlens.data.views import Triple, View, make_view
+
+
+class Feed(Protocol):
+    """A data set as training and evaluation see it."""
+
+    name: str
+    fingerprint: str
+    classes: tuple[str, ...]
+    mean: Triple
+    std: Triple
+    splits: tuple[str, ...]
+    size: tuple[int, int] | None
+    """Height and width, where all images have the same."""
+    device: torch.device
+
+    def labels(self, split: str) -> Tensor:
+        """int64 (n,) on the CPU; -1 where there is none."""
+
+    def views(
+        self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
+    ) -> Iterator[list[Tensor]]:
+        """Views of the samples in `order`, batch by batch; `first` is the number of the first view."""
+
+    def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
+        """Test images of the chosen samples: resized, central crop; uint8 (n, 3, size, size)."""
+
+
+class Arrays:
+    """A store whose images are copied to the device once."""
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        self.store, self.device = store, device
+        self.name, self.fingerprint, self.classes = store.name, store.fingerprint, store.classes
+        self.mean, self.std = recipe_moments(store)
+        self.splits = tuple(store.splits)
+        self.size: tuple[int, int] | None = store.size
+        self._held: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def labels(self, split: str) -> Tensor:
+        return self._split(split)[1]
+
+    def views(
+        self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
+    ) -> Iterator[list[Tensor]]:
+        images = self._split(split)[0]
+        order = order.to(self.device)
+        for chosen in order.split(batch):
+            some = images[chosen]
+            yield [make_view(some, chosen, view, seed, epoch, first + i) for i, view in enumerate(views)]
+
+    def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
+        images = self._split(split)[0]
+        for some in chosen.to(self.device).split(batch):
+            yield middle(images[some], size, resize)
+
+    def _split(self, split: str) -> tuple[Tensor, Tensor]:
+        if split not in self._held:
+            images, labels = self.store.split(split).to("cpu")
+            self._held[split] = (images.to(self.device), labels)
+        return self._held[split]
+
+
+class Files:
+    """A folder's index, whose images are decoded by worker processes."""
+
+    def __init__(self, index: FolderIndex, device: torch.device, workers: int) -> None:
+        self.index, self.device, self.workers = index, device, workers
+        self.name, self.fingerprint, self.classes = index.name, index.fingerprint, index.classes
+        self.mean, self.std = recipe_moments(index)
+        self.splits = tuple(index.splits)
+        self.size: tuple[int, int] | None = None
+
+    def labels(self, split: str) -> Tensor:
+        if split not in self.index.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        return torch.from_numpy(self.index.splits[split].labels)
+
+    def views(
+        self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
+    ) -> Iterator[list[Tensor]]:
+        asked = {"order": order.tolist(), "workers": self.workers, "device": self.device, "first": first}
+        for found in stream(self.index, split, views, seed=seed, epoch=epoch, batch=batch, **asked):  # type: ignore[arg-type]
+            yield found.views
+
+    def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
+        asked = {"size": size, "resize": resize or size, "batch": batch, "workers": self.workers}
+        yield from middles(self.index, split, chosen.tolist(), device=self.device, **asked)
+
+
+def open_feed(name: str, device: torch.device, workers: int = 2) -> Feed:
+    """The prepared data set of that name."""
+    found = open_data(name)
+    return Arrays(found, device) if isinstance(found, Store) else Files(found, device, workers)
+
+
+def recipe_moments(data: Store | FolderIndex) -> tuple[Triple, Triple]:
+    """Mean and std that images are normalised by: the recipe's, where it has some, else the data's own."""
+    source = SOURCES.get(data.name)
+    mean, std = (source.mean, source.std) if source and source.mean and source.std else (data.mean, data.std)
+    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
+def middle(images: Tensor, size: int, resize: int) -> Tensor:
+    """Central size x size of uint8 images whose shorter side is first resized to `resize` (0: to size)."""
+    height, width = images.shape[2:]
+    resize = resize or size
+    if (height, width) == (size, size) and resize == size:
+        return images
+    side = min(height, width)
+    box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side], device=images.device)
+    flat = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+    squares = pixels.crop(images.float(), box.expand(len(images), 4), resize, flat)
+    start = (resize - size) // 2
+    cut = squares[:, :, start : start + size, start : start + size]
+    return cut.round().clamp(0, 255).to(torch.uint8)
+
+
+def all_labelled(labels: Tensor) -> bool:
+    """Whether every sample has a label."""
+    return bool((labels != NO_LABEL).all())

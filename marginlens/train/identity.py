@@ -1,0 +1,68 @@
+"""What a run is: a hash of everything that determines its result, and of nothing else.
+
+Where it runs, how fast, how often it is saved or looked at is not part of it: those are arguments of `pretrain`, not
+settings. A setting added later names here the value that means "as before": runs made before it keep their name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from marginlens.train.config import Pretrain
+
+NUMERICS = 1
+"""Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
+
+NEUTRAL: dict[str, Any] = {
+    "stem": "auto",
+    "limit": 0,
+    "weights": "",
+    "beta": 1.0,
+    "bias": True,
+    "symmetric": False,
+    "two_tau": False,
+    "ema_schedule": "constant",
+    "decay_all": True,
+    "clip": 0.0,
+    "weak_crop": "resized",
+    "blur": 0.5,
+    "amp": "auto",
+}
+"""Settings that are left out of the hash at this value. A frozen meaning, whatever a default may become."""
+
+
+def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
+    """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
+    values = settings.model_dump(mode="json")
+    kept = {name: value for name, value in values.items() if name not in NEUTRAL or value != NEUTRAL[name]}
+    if settings.method == "simclr":
+        del kept["ema"]  # it has no teacher
+    if settings.weights:
+        kept["weights"] = digest(Path(settings.weights).expanduser())
+    return {"settings": kept, "data": fingerprint, "numerics": NUMERICS}
+
+
+def identify(settings: Pretrain, fingerprint: str) -> str:
+    """Ten hexadecimal digits."""
+    text = json.dumps(facts(settings, fingerprint), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_name(settings: Pretrain, fingerprint: str) -> str:
+    """A folder's name that says what the run is: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
+    effect = re.sub(r"[^\w.]+", "-", settings.effect.replace("=", "")).strip("-")
+    words = (settings.method, settings.data, settings.encoder, effect[:40], f"seed{settings.seed}")
+    return "-".join([*words, identify(settings, fingerprint)])
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror})") from None

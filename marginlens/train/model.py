@@ -1,0 +1,122 @@
+"""From settings to what trains: method, views, optimiser, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from marginlens.data.views import View, strong, weak
+from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
+from marginlens.nets.resnet import ResNet, default_stem, encoder, load_backbone
+from marginlens.train.config import Pretrain
+from marginlens.train.feed import Feed
+
+
+def make_encoder(settings: Pretrain) -> ResNet:
+    """The encoder that a run with these settings starts from."""
+    with seeded(settings.seed):
+        return _encoder(settings)
+
+
+def make_method(settings: Pretrain) -> MoCoV3 | SimCLR | BYOL:
+    """The method that a run with these settings starts from: a function of the settings alone."""
+    with seeded(settings.seed):
+        return METHODS[settings.method](_encoder(settings), **_arguments(settings))
+
+
+def _encoder(settings: Pretrain) -> ResNet:
+    stem = default_stem(settings.encoder, settings.size) if settings.stem == "auto" else settings.stem
+    backbone = encoder(settings.encoder, stem=stem)
+    if settings.weights:
+        load_backbone(backbone, read_weights(Path(settings.weights).expanduser()))
+    return backbone
+
+
+def _arguments(settings: Pretrain) -> dict[str, Any]:
+    asked: dict[str, Any] = {name: getattr(settings, name) for name in ("tau", "effect", "hidden", "out", "last_bn")}
+    asked["bias"] = settings.bias
+    if settings.method != "byol":
+        asked["beta"] = settings.beta
+    if settings.method != "simclr":
+        asked |= {"momentum": settings.ema, "symmetric": settings.symmetric}
+    if settings.method == "mocov3":
+        asked["two_tau"] = settings.two_tau
+    return asked
+
+
+def make_views(settings: Pretrain, feed: Feed) -> tuple[View, View]:
+    """The strong and the weak view."""
+    scale, size = settings.crop_scale, settings.size
+    return (
+        replace(strong(size, feed.mean, feed.std), scale=scale, blur=settings.blur),
+        replace(weak(size, feed.mean, feed.std, crop=settings.weak_crop), scale=scale),
+    )
+
+
+def make_optimizer(settings: Pretrain, method: nn.Module) -> torch.optim.SGD:
+    """SGD over what learns; norms and biases decay with the rest, or not at all."""
+    learning = {name: p for name, p in method.named_parameters() if p.requires_grad}
+    flat = [] if settings.decay_all else [p for p in learning.values() if p.dim() <= 1]
+    spared = {id(p) for p in flat}
+    groups: list[dict[str, Any]] = [{"params": [p for p in learning.values() if id(p) not in spared]}]
+    if flat:
+        groups.append({"params": flat, "weight_decay": 0.0})
+    return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=settings.weight_decay)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; give --weights a safetensors file") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:1` names."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {name!r} cannot be used ({_first(error)}); auto takes what is there") from None
+    return device
+
+
+def _first(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def choose_precision(amp: str, device: torch.device) -> torch.dtype:
+    """What convolutions are computed in; the loss and the weights are float32 in any case."""
+    if device.type != "cuda":
+        if amp in ("bf16", "fp16"):
+            raise ValueError(f"amp is {amp!r}, which is for CUDA; on a {device.type} leave it out")
+        return torch.float32
+    if amp == "auto":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+
+
+def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Half precision where it was chosen."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draws from torch's global generator as from a new one with that seed, and leaves it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

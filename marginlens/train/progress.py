@@ -1,0 +1,58 @@
+"""What a run shows while it runs: a bar on a terminal, plain lines elsewhere. All of it on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+EVERY = 10.0
+"""Seconds between plain lines, and at least one for each tenth of the run."""
+_REFRESH = 0.25
+
+
+class Display:
+    """Progress of one run, in steps."""
+
+    def __init__(self, what: str, total: int, done: int, epochs: int, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.total, self.epochs, self.knn = total, epochs, ""
+        self.begin, self.first, self.last, self.shown = time.monotonic(), done, 0.0, done
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
+        self.bar = Progress(*columns, *times, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task(what, total=total, completed=done, said="")
+
+    def __enter__(self) -> Display:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        self.console.print(line, markup=False, soft_wrap=True)
+
+    def step(self, done: int, loss: Callable[[], float], rate: Callable[[], float]) -> None:
+        """One step more; loss and rate are only asked for when they are shown."""
+        now = time.monotonic()
+        if self.console.is_terminal and (now - self.last > _REFRESH or done == self.total):
+            self.last = now
+            self.bar.update(self.task, completed=done, said=f"loss {loss():.3f}  {rate():,.0f} images/s{self.knn}")
+
+    def epoch(self, done: int, number: int, metrics: dict[str, Any], rate: float) -> None:
+        """An epoch's end."""
+        if "knn" in metrics:
+            self.knn = f"  kNN {metrics['knn']:.1f} %"
+        now = time.monotonic()
+        due = now - self.last >= EVERY or done - self.shown >= self.total / 10 or done == self.total
+        if not self.console.is_terminal and due:
+            self.last, self.shown = now, done
+            left = (now - self.begin) / max(done - self.first, 1) * (self.total - done)
+            eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}"
+            loss = f"loss {metrics['loss']:.4f}"
+            self.say(f"epoch {number}/{self.epochs}  {loss}  {rate:,.0f} images/s  {eta}{self.knn}")

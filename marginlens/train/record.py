@@ -1,0 +1,201 @@
+"""A run's folder: what was asked for, where it ran, what was measured.
+
+config.json         settings, data fingerprint, version of the numerics, hash
+environment.jsonl   a line per start: versions, device, git commit, time
+metrics.jsonl       a line per epoch; what a second run of the same settings gives again, bit for bit on a CPU
+speed.jsonl         a line per epoch: seconds, images per second
+checkpoints/        the last two (`checkpoint.py`)
+result.json         there when the run is complete
+evaluations/        probe, kNN, transfer: a file each
+tensorboard/        the same curves, when tensorboard is installed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import marginlens
+from marginlens.data.atomic import flush
+from marginlens.train import checkpoint
+from marginlens.train.config import Pretrain, Settings, build
+from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, and what it says of itself."""
+
+    path: Path
+    settings: Pretrain
+    id: str
+    data: str
+    """The fingerprint of the data it learns from."""
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What pre-training gave: epochs, steps, loss, kNN, the weights' checksum."""
+        if not self.complete:
+            raise ValueError(f"{self.path} is not complete; go on with: marginlens pretrain --resume and its settings")
+        return _json(self.path / "result.json")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A dictionary per epoch."""
+        return lines(self.path / "metrics.jsonl")
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every probe, kNN and transfer that was measured."""
+        return [_json(path) for path in sorted((self.path / "evaluations").glob("*.json"))]
+
+    def checkpoint(self) -> checkpoint.Checkpoint:
+        """The last checkpoint of a complete run."""
+        step = self.result["steps"]
+        found, damaged = checkpoint.newest(self.path / "checkpoints", self.id)
+        if found is None or found.facts["step"] != step:
+            why = damaged[0] if damaged else f"{self.path} has no checkpoint of step {step}"
+            raise ValueError(f"{why}: its weights are gone; its records can still be read")
+        return found
+
+
+def make_run(settings: Pretrain, fingerprint: str, runs: Path) -> Run:
+    """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
+    path = runs.expanduser() / run_name(settings, fingerprint)
+    if (path / "config.json").exists():
+        run = open_run(path)
+        if run.id != identify(settings, fingerprint):
+            raise ValueError(f"{path} holds a run of other settings; give --runs another folder")
+        return run
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        known = {"format": FORMAT, "id": identify(settings, fingerprint), "settings": settings.model_dump(mode="json")}
+        save_json(path / "config.json", known | {"data": fingerprint, "identity": facts(settings, fingerprint)})
+    except OSError as error:
+        raise ValueError(f"cannot write to {path} ({error.strerror}); give --runs another folder") from None
+    return open_run(path)
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """A run by its folder."""
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        what = "is not a run's folder: it has no config.json" if folder.exists() else "does not exist"
+        near = sorted(p.name for p in folder.parent.glob(f"{folder.name}*") if (p / "config.json").is_file())
+        hint = f"did you mean {folder.parent / near[0]}?" if near else "give the folder that marginlens pretrain named"
+        raise ValueError(f"{folder} {what}; {hint}")
+    found = _json(folder / "config.json")
+    if found.get("format") != FORMAT or "settings" not in found:
+        raise ValueError(f"{folder / 'config.json'} was not written by this version of marginlens")
+    return Run(folder, build(Pretrain, NEUTRAL | found["settings"]), str(found.get("id")), str(found.get("data")))
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """Holds the run's folder for this process; the system lets go of it however the process ends."""
+    with (run.path / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise ValueError(f"{run.path} is in use by {holder}; wait for it, or stop it first") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
+def environment(device: torch.device, **more: Any) -> dict[str, Any]:
+    """Where and with what a run runs."""
+    cuda = device.type == "cuda"
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "marginlens": marginlens.__version__,
+        "numerics": NUMERICS,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
+        **({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} if cuda else {}),
+        **more,
+    }
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """A line of JSON at a file's end, on the disk before this returns."""
+    with path.open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+        flush(file)
+
+
+def rewind(path: Path, length: int) -> None:
+    """Forgets the lines written after a checkpoint."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(length)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; one that a killed process left half-written is not there."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def save_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file aside and renames it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
+            flush(file)
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def evaluation_path(run: Run, kind: str, data: str, fingerprint: str, settings: Settings) -> Path:
+    """Where an evaluation with these settings is kept."""
+    text = json.dumps([kind, fingerprint, NUMERICS, settings.model_dump(mode="json")], sort_keys=True)
+    return run.path / "evaluations" / f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} does not hold an object")
+    return found
+
+
+def _commit() -> str:
+    """The commit of the package's own checkout, with a + where files were changed; '' when it is not in one."""
+    here = Path(marginlens.__file__).parent
+    try:
+        ask = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+        found = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()

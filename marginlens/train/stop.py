@@ -1,0 +1,86 @@
+"""How a run ends before its time: each way is one line that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+
+class Stopped(Exception):  # noqa: N818  it is an end, not always an error
+    """A run that ended early; its message is one line."""
+
+    def __init__(self, line: str, code: int = 1) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+@dataclass
+class Asked:
+    """Whether a signal has asked the run to end."""
+
+    signal: str = ""
+    code: int = 0
+
+
+@contextmanager
+def signals() -> Iterator[Asked]:
+    """SIGTERM and Ctrl-C only ask, so that the step ends and a checkpoint is written; a second one insists."""
+    asked = Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.signal:
+            raise KeyboardInterrupt
+        asked.signal, asked.code = signal.Signals(number).name, 128 + number
+
+    before: dict[Any, Any] = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def disk(path: Path, kept: str) -> Iterator[None]:
+    """Whatever the disk refuses while a run writes, said in one line with what is safe."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = f"no space left to write {path}" if full else f"cannot write {path} ({error.strerror or error})"
+        do = "free some space" if full else "mend that"
+        raise Stopped(f"{what}; {kept}. {do}, then go on with --resume") from None
+
+
+@contextmanager
+def memory(batch: int, size: int) -> Iterator[None]:
+    """Running out of memory, said with the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise Stopped(_memory_line("GPU", batch, size)) from error
+    except MemoryError as error:
+        raise Stopped(_memory_line("main", batch, size)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
+            raise
+        raise Stopped(_memory_line("main", batch, size)) from error
+
+
+def _memory_line(which: str, batch: int, size: int) -> str:
+    return (
+        f"out of {which} memory with batch {batch} and images of {size} px; lower --batch first (and --lr with it), "
+        f"then --size, --hidden or the --encoder"
+    )
