@@ -1,24 +1,80 @@
-"""Contrastive representation learning, seen through margins."""
+"""Contrastive representation learning, seen through margins.
+
+The loss is imported at once, and needs torch alone; the laboratory's names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from marginlens.effects import Attenuation, Emphasis, Margin, Plain, Ratio
 from marginlens.loss import Rows, info_nce, nt_xent, positive_only, rows
 from marginlens.modules import InfoNCE, NTXent
 from marginlens.notation import effect
 
+if TYPE_CHECKING:
+    from marginlens.methods import BYOL, MoCoV3, SimCLR
+    from marginlens.train.config import Knn, Pretrain, Probe
+    from marginlens.train.embed import embed, export
+    from marginlens.train.pretrain import pretrain
+    from marginlens.train.probe import knn, probe, transfer
+    from marginlens.train.record import Run, open_run
+
 __version__ = "0.1.0"
 
+_LABORATORY = {
+    "marginlens.methods": ("BYOL", "MoCoV3", "SimCLR"),
+    "marginlens.train.config": ("Knn", "Pretrain", "Probe"),
+    "marginlens.train.embed": ("embed", "export"),
+    "marginlens.train.pretrain": ("pretrain",),
+    "marginlens.train.probe": ("knn", "probe", "transfer"),
+    "marginlens.train.record": ("Run", "open_run"),
+}
+
 __all__ = [
+    "BYOL",
     "Attenuation",
     "Emphasis",
     "InfoNCE",
+    "Knn",
     "Margin",
+    "MoCoV3",
     "NTXent",
     "Plain",
+    "Pretrain",
+    "Probe",
     "Ratio",
     "Rows",
+    "Run",
+    "SimCLR",
     "effect",
+    "embed",
+    "export",
     "info_nce",
+    "knn",
     "nt_xent",
+    "open_run",
     "positive_only",
+    "pretrain",
+    "probe",
     "rows",
+    "transfer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The laboratory, when it is asked for."""
+    for module, names in _LABORATORY.items():
+        if name in names:
+            return getattr(_import(module), name)
+    raise AttributeError(f"module 'marginlens' has no attribute {name!r}")
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "marginlens":
+            raise
+        raise ImportError(f"{error.name} is not installed; run: pip install 'marginlens[lab]'") from error

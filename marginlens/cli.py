@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import io
+import re
 import sys
 from difflib import get_close_matches
+from typing import Any, NoReturn
 
 COMMANDS = {
     "data list": "marginlens.data.commands:data_list",
@@ -13,6 +18,12 @@ COMMANDS = {
     "data show": "marginlens.data.commands:data_show",
     "data views": "marginlens.data.commands:data_views",
     "encoders": "marginlens.nets.commands:encoders",
+    "pretrain": "marginlens.train.commands:pretrain",
+    "probe": "marginlens.train.commands:probe",
+    "knn": "marginlens.train.commands:knn",
+    "transfer": "marginlens.train.commands:transfer",
+    "embed": "marginlens.train.commands:embed",
+    "export": "marginlens.train.commands:export",
 }
 """What each command does is said by its function's docstring, which is also its --help."""
 
@@ -27,10 +38,18 @@ def main(words: list[str] | None = None) -> None:
             return
         _run(name, options)
     except ValueError as error:
-        print(f"marginlens: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error), 2)
+    except Exception as error:
+        if not isinstance(code := getattr(error, "code", None), int):
+            raise
+        _fail(str(error), code)  # a run that stopped, and says why
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(line: str, code: int) -> NoReturn:
+    print(f"marginlens: {line}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:
@@ -59,9 +78,34 @@ def _overview(words: list[str]) -> str:
 
 
 def _run(name: str, options: list[str]) -> None:
+    """Reads the options, then calls the function: what goes wrong in reading is the user's, and gets one line."""
     import tyro
 
-    tyro.cli(_function(name), args=options, prog=f"marginlens {name}")
+    function = _function(name)
+
+    @functools.wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return functools.partial(function, *args, **kwargs)
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            call = tyro.cli(bound, args=options, prog=f"marginlens {name}")
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+        raise ValueError(f"{_one_line(said.getvalue())}; marginlens {name} --help lists the options") from None
+    call()
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in a box, as one line: what is wrong, and the option that was perhaps meant."""
+    lines = [line.strip("\u2502\u256d\u256e\u2570\u256f ").strip() for line in box.splitlines()[1:-1]]
+    parts = "\n".join("" if set(line) == {"\u2500"} else line for line in lines).split("\n\n")
+    wrong = " ".join(parts[0].split()).rstrip(".")
+    meant = next((part for part in parts if part.startswith("Perhaps you meant")), "")
+    close = re.search(r"--[\w-]+", meant)
+    return f"{wrong[:1].lower()}{wrong[1:]}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _function(name: str):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, Self
 
@@ -25,11 +25,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tinyimagenet": {"size": 64, "ema": 0.996},
     "shapes": {
         "encoder": "tiny",
-        "batch": 128,
-        "lr": 0.4,
-        "ema": 0.95,
+        "batch": 64,
+        "lr": 0.2,
+        "ema": 0.9,
         "hidden": 256,
         "out": 64,
+        "warmup": 1,
         "crop_scale": (0.5, 1.0),
     },
 }
@@ -99,11 +100,10 @@ class Pretrain(Settings):
         recipe = METHOD_DEFAULTS.get(str(method), {}) | RECIPES.get(str(data), {})
         if method == "simclr":
             recipe = {key: value for key, value in recipe.items() if key not in _NO_TEACHER}
-        filled = recipe | dict(given)
-        epochs = filled.get("epochs", cls.model_fields["epochs"].default)
-        if "warmup" not in filled and isinstance(epochs, int):
-            filled["warmup"] = min(int(cls.model_fields["warmup"].default), epochs // 4)
-        return filled
+        epochs = given.get("epochs", cls.model_fields["epochs"].default)
+        if isinstance(epochs, int):
+            recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
+        return recipe | dict(given)
 
     @field_validator("method")
     @classmethod
@@ -178,7 +178,7 @@ def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
     """The settings, or one line that says what is wrong with the values."""
     for key in values:
         if key not in model.model_fields:
-            raise ValueError(f"there is no setting {key!r}; {_hint(str(key), model.model_fields)}")
+            raise ValueError(f"there is no setting {key!r}; {hint(str(key), model.model_fields)}")
     try:
         return model(**values)
     except ValidationError as error:
@@ -188,12 +188,13 @@ def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
 def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
     """Checks a name, and suggests one."""
     if name not in table:
-        raise ValueError(f"there is no {kind} {name!r}; {_hint(name, table)}")
+        raise ValueError(f"there is no {kind} {name!r}; {hint(name, table)}")
     return name
 
 
-def _hint(name: str, table: Mapping[str, Any]) -> str:
-    close = get_close_matches(name.lower(), table, n=1, cutoff=0.5)
+def hint(name: str, table: Iterable[str]) -> str:
+    """The name that was probably meant, or all there are."""
+    close = get_close_matches(name.lower(), list(table), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(table)}"
 
 

@@ -25,7 +25,15 @@ from marginlens.train.curves import Curves
 from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, plain_images, spread
 from marginlens.train.feed import Feed, open_feed
-from marginlens.train.model import autocast, choose_device, choose_precision, make_method, make_optimizer, make_views
+from marginlens.train.model import (
+    autocast,
+    choose_device,
+    choose_precision,
+    make_method,
+    make_optimizer,
+    make_views,
+    placed,
+)
 from marginlens.train.progress import Display
 from marginlens.train.record import Run
 from marginlens.train.schedule import learning_rate
@@ -95,7 +103,7 @@ def pretrain(
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     choose_precision(settings.amp, where)
-    run = record.make_run(settings, feed.fingerprint, Path(runs))
+    run = record.make_run(settings, feed, Path(runs))
     with record.locked(run):
         if run.complete:
             Display("", 1, 0, 1, quiet).say(f"{run.path} is complete already")
@@ -113,7 +121,7 @@ def start(run: Run, feed: Feed, samples: int) -> Trainer:
     """Everything as it is before the first step."""
     settings = run.settings
     precision = choose_precision(settings.amp, feed.device)
-    method = make_method(settings).to(feed.device).to(memory_format=torch.channels_last)
+    method = placed(make_method(settings), feed.device)
     scaler = torch.amp.GradScaler(feed.device.type, enabled=precision == torch.float16)
     views = make_views(settings, feed)
     losses = torch.zeros(samples // settings.batch, device=feed.device)

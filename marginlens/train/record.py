@@ -29,8 +29,10 @@ import torch
 
 import marginlens
 from marginlens.data.atomic import flush
+from marginlens.data.views import Triple
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, Settings, build
+from marginlens.train.feed import Feed
 from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
 
 FORMAT = 1
@@ -45,6 +47,9 @@ class Run:
     id: str
     data: str
     """The fingerprint of the data it learns from."""
+    mean: Triple
+    std: Triple
+    """What its images are normalised by."""
 
     @property
     def complete(self) -> bool:
@@ -55,7 +60,7 @@ class Run:
         """What pre-training gave: epochs, steps, loss, kNN, the weights' checksum."""
         if not self.complete:
             raise ValueError(f"{self.path} is not complete; go on with: marginlens pretrain --resume and its settings")
-        return _json(self.path / "result.json")
+        return read_json(self.path / "result.json")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -65,7 +70,7 @@ class Run:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every probe, kNN and transfer that was measured."""
-        return [_json(path) for path in sorted((self.path / "evaluations").glob("*.json"))]
+        return [read_json(path) for path in sorted((self.path / "evaluations").glob("*.json"))]
 
     def checkpoint(self) -> checkpoint.Checkpoint:
         """The last checkpoint of a complete run."""
@@ -77,8 +82,9 @@ class Run:
         return found
 
 
-def make_run(settings: Pretrain, fingerprint: str, runs: Path) -> Run:
+def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
+    fingerprint = feed.fingerprint
     path = runs.expanduser() / run_name(settings, fingerprint)
     if (path / "config.json").exists():
         run = open_run(path)
@@ -88,7 +94,8 @@ def make_run(settings: Pretrain, fingerprint: str, runs: Path) -> Run:
     try:
         path.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "id": identify(settings, fingerprint), "settings": settings.model_dump(mode="json")}
-        save_json(path / "config.json", known | {"data": fingerprint, "identity": facts(settings, fingerprint)})
+        known |= {"data": fingerprint, "mean": feed.mean, "std": feed.std}
+        save_json(path / "config.json", known | {"identity": facts(settings, fingerprint)})
     except OSError as error:
         raise ValueError(f"cannot write to {path} ({error.strerror}); give --runs another folder") from None
     return open_run(path)
@@ -102,10 +109,15 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         near = sorted(p.name for p in folder.parent.glob(f"{folder.name}*") if (p / "config.json").is_file())
         hint = f"did you mean {folder.parent / near[0]}?" if near else "give the folder that marginlens pretrain named"
         raise ValueError(f"{folder} {what}; {hint}")
-    found = _json(folder / "config.json")
+    found = read_json(folder / "config.json")
     if found.get("format") != FORMAT or "settings" not in found:
         raise ValueError(f"{folder / 'config.json'} was not written by this version of marginlens")
-    return Run(folder, build(Pretrain, NEUTRAL | found["settings"]), str(found.get("id")), str(found.get("data")))
+    try:
+        settings = build(Pretrain, NEUTRAL | found["settings"])
+        mean, std = (tuple(float(x) for x in found[key]) for key in ("mean", "std"))
+        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not a run's: {error}") from None
 
 
 @contextmanager
@@ -180,7 +192,8 @@ def evaluation_path(run: Run, kind: str, data: str, fingerprint: str, settings: 
     return run.path / "evaluations" / f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:

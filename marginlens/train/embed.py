@@ -1,0 +1,171 @@
+"""Taking a representation home: features of any images, and the backbone's weights with a card."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from marginlens.data.atomic import DataError
+from marginlens.data.atomic import save as save_bytes
+from marginlens.data.folder import prepare_folder
+from marginlens.train.features import BATCH, features, plain_images
+from marginlens.train.feed import Feed, Files, open_feed
+from marginlens.train.model import choose_device, choose_precision, placed
+from marginlens.train.probe import fingerprint, load_backbone_of
+from marginlens.train.record import Run, open_run
+from marginlens.train.stop import memory
+
+
+def embed(
+    run: Run | str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    split: str = "",
+    size: int = 0,
+    resize: int = 0,
+    skip_bad: bool = False,
+    device: str = "auto",
+    workers: int = 2,
+) -> dict[str, Any]:
+    """Writes the features of a folder of images, or of a prepared data set, as safetensors.
+
+    `features` (n, d) and, where there are labels, `labels` (n,); row by row the files' names are in a text file beside
+    it. Images are normalised as in pre-training. `split` is the first one there is, unless given.
+    """
+    run, path = run if isinstance(run, Run) else open_run(run), _safetensors(out)
+    where = choose_device(device)
+    backbone = placed(load_backbone_of(run), where)
+    with _feed(str(data), where, workers, skip_bad) as (feed, skipped):
+        split = split or feed.splits[0]
+        labels, size = feed.labels(split), size or run.settings.size
+        precision = choose_precision(run.settings.amp if where.type == "cuda" else "off", where)
+        with memory(BATCH, size):
+            images = plain_images(feed, split, torch.arange(len(labels)), size, resize, (run.mean, run.std))
+            found = features(backbone, images, precision).cpu()
+        names = list(feed.index.splits[split].files) if isinstance(feed, Files) else []
+        facts = {"run": run.id, "data": feed.name, "split": split, "fingerprint": feed.fingerprint}
+    tensors = {"features": found} | ({"labels": labels} if bool((labels >= 0).any()) else {})
+    _write(path, save(tensors, {key: str(value) for key, value in facts.items()}))
+    written = {"out": str(path), "rows": len(found), "features": found.shape[1], **facts, "skipped": skipped}
+    if names:
+        beside = path.with_suffix(".files.txt")
+        _write(beside, ("\n".join(names) + "\n").encode())
+        written["files"] = str(beside)
+    return written
+
+
+def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
+    """Writes the backbone's weights as safetensors under torchvision's names, and a model card beside them."""
+    run, path = run if isinstance(run, Run) else open_run(run), _safetensors(out)
+    backbone, settings = load_backbone_of(run), run.settings
+    facts = {
+        "format": "pt",
+        "encoder": settings.encoder,
+        "stem": backbone.stem,
+        "features": str(backbone.features),
+        "size": str(settings.size),
+        "mean": json.dumps(run.mean),
+        "std": json.dumps(run.std),
+        "run": run.id,
+    }
+    _write(path, save({name: t.contiguous() for name, t in backbone.state_dict().items()}, facts))
+    card = path.with_suffix(".md")
+    _write(card, model_card(run, path.name, facts, fingerprint(backbone)).encode())
+    return {"out": str(path), "card": str(card), **facts}
+
+
+def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str:
+    """What someone who is handed the weights must know, as Markdown."""
+    settings, result = run.settings, run.result
+    rows = [("method", settings.method), ("effect", f"`{settings.effect}`"), ("data", settings.data)]
+    rows += [("epochs", str(settings.epochs)), ("batch", str(settings.batch)), ("seed", str(settings.seed))]
+    rows += [(key, facts[key]) for key in ("encoder", "stem", "features", "size", "mean", "std")]
+    rows += [("loss, last epoch", f"{result['loss']:.4f}"), ("run", run.id), ("SHA-256 of the weights", checksum)]
+    measured = [
+        f"| {found['kind']} | {found['data']} | {found['top1']:.2f} |{_holdout(found)} |" for found in run.evaluations
+    ] or ["| nothing was measured | | | |"]
+    return "\n".join(
+        [
+            f"# {file}",
+            "",
+            f"A {settings.encoder} backbone, pre-trained without labels by marginlens.",
+            "Parameters have torchvision's names; there is no `fc`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {key} | {value} |" for key, value in rows),
+            "",
+            "## Measured",
+            "",
+            "| | data | top-1, % | |",
+            "|---|---|---|---|",
+            *measured,
+            "",
+            "## Use",
+            "",
+            "```python",
+            "from safetensors.torch import load_file",
+            "from marginlens.nets import encoder, load_backbone",
+            "",
+            f'model = encoder("{settings.encoder}", stem="{facts["stem"]}")',
+            f'load_backbone(model, load_file("{file}"))',
+            "```",
+            "",
+            f"Images are RGB in [0, 1], {settings.size} x {settings.size} px, normalised by the mean and std above.",
+            "",
+            "## All settings",
+            "",
+            "```json",
+            json.dumps(settings.model_dump(mode="json"), indent=1),
+            "```",
+            "",
+        ]
+    )
+
+
+def _holdout(found: dict[str, Any]) -> str:
+    kept = found["settings"].get("holdout", 0)
+    return f" on {kept} images kept back from training" if kept else ""
+
+
+@contextmanager
+def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Iterator[tuple[Feed, list[str]]]:
+    """A folder, indexed for the moment, or a prepared data set; and the images that were left out."""
+    path = Path(data).expanduser()
+    if not path.is_dir():
+        if "/" in data:
+            raise DataError(f"{path} is not a folder; give one with images, or the name of a prepared data set")
+        yield open_feed(data, where, workers), []
+        return
+    with tempfile.TemporaryDirectory() as aside:
+        index, bad = prepare_folder(path, "folder", skip_bad=skip_bad, workers=max(workers, 1), root=Path(aside))
+        yield Files(index, where, workers), bad
+
+
+def _safetensors(out: str | Path) -> Path:
+    path = Path(out).expanduser()
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
+    if path.exists():
+        raise ValueError(f"{path} is there already; remove it, or give --out another name")
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes aside and renames."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_bytes(aside, content)
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise ValueError(f"cannot write {path} ({error.strerror}); give --out another place") from None

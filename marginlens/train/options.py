@@ -1,0 +1,112 @@
+"""From settings to options of a command, and back: a configuration file, overrides on the command line, one result.
+
+OPTIONS = options(Pretrain, PretrainPlace)          what tyro reads: an option for each field, none required
+settings, place = settle((Pretrain, PretrainPlace), "settings.yaml", {"lr": 0.03})
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import yaml
+from pydantic_core import PydanticUndefined
+from tyro.conf import arg
+
+from marginlens.train.config import METHOD_DEFAULTS, RECIPES, Pretrain, Settings, build, hint
+
+COMMON = {
+    "config": (str, "JSON or YAML with settings by name, or a run's config.json; options override it."),
+    "print_config": (bool, "Print all settings as JSON, which --config reads, and stop."),
+    "json": (bool, "Print the result as JSON."),
+}
+"""What every command takes besides."""
+
+
+def options(*models: type[Settings]) -> Any:
+    """A type whose keys are the fields of these models and those of `COMMON`, all of which may be left out."""
+    fields: dict[str, Any] = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            asked = arg(help=field.description, help_behavior_hint=_default(model, name))
+            fields[name] = Annotated[field.annotation, asked]
+    for name, (kind, said) in COMMON.items():
+        fields[name] = Annotated[kind, arg(help=said, help_behavior_hint="(default: no)")]
+    make: Any = TypedDict
+    return make("Options", fields, total=False)
+
+
+def perform(
+    models: Sequence[type[Settings]],
+    given: dict[str, Any],
+    act: Callable[..., dict[str, Any]],
+    say: Callable[[dict[str, Any]], str],
+) -> None:
+    """Settles the settings, then prints them, or does the work and prints what it found, as text or as JSON."""
+    overrides = {name: value for name, value in given.items() if name not in COMMON}
+    settings = settle(models, given.get("config", ""), overrides)
+    if given.get("print_config"):
+        print(show(*settings))
+        return
+    found = act(*settings)
+    print(json.dumps(found, indent=1) if given.get("json") else say(found))
+
+
+def settle(models: Sequence[type[Settings]], config: str, overrides: dict[str, Any]) -> list[Any]:
+    """Each model's settings: from the file, then from the command line, then from the recipe."""
+    given = (read_config(Path(config)) if config else {}) | overrides
+    every = [name for model in models for name in model.model_fields]
+    for name in given:
+        if name not in every:
+            raise ValueError(f"{config}: there is no setting {name!r}; {hint(name, every)}")
+    for model in models:
+        for name, field in model.model_fields.items():
+            if field.is_required() and name not in given:
+                raise ValueError(f"--{name.replace('_', '-')} is missing: {field.description}")
+    return [build(model, {n: v for n, v in given.items() if n in model.model_fields}) for model in models]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings from a JSON or YAML file, or from the config.json of a run."""
+    try:
+        text = path.expanduser().read_text()
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'YAML'}: {_first(error)}") from None
+    if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
+        found = found["settings"]
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
+    return {str(name).replace("-", "_"): value for name, value in found.items()}
+
+
+def show(*settings: Settings) -> str:
+    """All settings as JSON, which --config reads back."""
+    return json.dumps({k: v for part in settings for k, v in part.model_dump(mode="json").items()}, indent=1)
+
+
+def _default(model: type[Settings], name: str) -> str:
+    """What a field is when it is not given, exceptions of data sets and methods included."""
+    value = model.model_fields[name].default
+    if value is PydanticUndefined:
+        return "(required)"
+    said = [f"default: {_text(value)}"]
+    if model is Pretrain:
+        said += [f"{key}: {_text(own[name])}" for key, own in {**METHOD_DEFAULTS, **RECIPES}.items() if name in own]
+    return f"({'; '.join(said)})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(f"{x:g}" for x in value)
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def _first(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

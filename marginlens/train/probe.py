@@ -1,0 +1,192 @@
+"""What a run is worth: a linear probe, nearest neighbours, and the same on other data.
+
+The backbone is frozen: eval mode, no gradients, and its checksum is compared before and after. The headline is the
+last epoch's accuracy, never the best one's: choosing an epoch by its test accuracy is training on the test set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from marginlens.data import draw
+from marginlens.data.views import View
+from marginlens.nets.resnet import ResNet
+from marginlens.train import record
+from marginlens.train.config import Knn, Pretrain, Probe, Settings
+from marginlens.train.evaluate import Parts, knn_accuracy, parts
+from marginlens.train.features import BATCH, features, plain_images
+from marginlens.train.feed import Feed, open_feed
+from marginlens.train.knn import accuracy
+from marginlens.train.model import choose_device, choose_precision, make_encoder, placed, seeded
+from marginlens.train.progress import Display
+from marginlens.train.record import Run, open_run
+from marginlens.train.schedule import learning_rate
+from marginlens.train.stop import disk, memory
+
+_VIEW = 2
+"""The number of a probe's view: pre-training has views 0 and 1."""
+
+
+def probe(
+    run: Run | str | Path,
+    settings: Probe | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again."""
+    run = run if isinstance(run, Run) else open_run(run)
+    return _evaluate("probe", run, run.settings.data, settings or Probe(), device, workers, again, quiet)
+
+
+def transfer(
+    run: Run | str | Path,
+    to: str,
+    settings: Probe | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Linear probe of a run on other data, which are normalised by their own mean and std."""
+    run = run if isinstance(run, Run) else open_run(run)
+    return _evaluate("transfer", run, to, settings or Probe(), device, workers, again, quiet)
+
+
+def knn(
+    run: Run | str | Path,
+    settings: Knn | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Nearest neighbours of a run on the data it learned from."""
+    run = run if isinstance(run, Run) else open_run(run)
+    return _evaluate("knn", run, run.settings.data, settings or Knn(), device, workers, again, quiet)
+
+
+def load_backbone_of(run: Run) -> ResNet:
+    """The trained backbone of a complete run, in eval mode."""
+    prefix = "method.student.backbone."
+    found = run.checkpoint().tensors
+    backbone = make_encoder(run.settings.model_copy(update={"weights": ""}))
+    backbone.load_state_dict({name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)})
+    backbone.eval()
+    return backbone
+
+
+def linear_probe(
+    backbone: nn.Module, feed: Feed, settings: Probe, size: int, precision: torch.dtype, display: Display
+) -> dict[str, Any]:
+    """Trains a linear layer on features of fresh crops; top-1 and top-5 of the last epoch, in percent."""
+    chosen = parts(feed, settings.holdout)
+    test = features(
+        backbone, plain_images(feed, chosen.tested, chosen.test, settings.size or size, settings.resize), precision
+    )
+    layer = _layer(test.shape[1], len(feed.classes), settings.seed, feed.device)
+    optimizer = torch.optim.SGD(
+        layer.parameters(),
+        settings.lr,
+        settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.momentum > 0,
+    )
+    per_epoch = -(-len(chosen.train) // settings.batch)
+    begin, total = time.monotonic(), settings.epochs * per_epoch
+    for epoch in range(settings.epochs):
+        x, y = _fresh(backbone, feed, chosen, settings, size, epoch, precision)
+        losses = []
+        for i, (a, b) in enumerate(zip(x.split(settings.batch), y.split(settings.batch), strict=True)):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(epoch * per_epoch + i, total, settings.lr)
+            loss = cross_entropy(layer(a), b)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        mean = float(torch.stack(losses).mean())
+        rate = (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
+        display.step(epoch + 1, lambda m=mean: m, lambda r=rate: r)  # type: ignore[misc]
+        display.epoch(epoch + 1, epoch + 1, {"loss": mean}, rate)
+    with torch.no_grad():
+        scores = layer(test)
+    found = {f"top{k}": accuracy(scores, chosen.test_labels, k) for k in (1, 5)}
+    return found | {"loss": mean, "train_images": len(chosen.train), "test_images": len(chosen.test)}
+
+
+def _fresh(
+    backbone: nn.Module, feed: Feed, chosen: Parts, settings: Probe, size: int, epoch: int, precision: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of new crops of the training images, in a new order."""
+    order = draw.order(len(chosen.train), settings.seed, epoch)
+    view = View(size, scale=settings.crop_scale, jitter_p=0.0, grey=0.0, blur=0.0, mean=feed.mean, std=feed.std)
+    crops = feed.views("train", chosen.train[order], [view], settings.seed, epoch, BATCH, first=_VIEW)
+    return features(backbone, (views[0] for views in crops), precision), chosen.labels[order].to(feed.device)
+
+
+def _layer(inputs: int, classes: int, seed: int, device: torch.device) -> nn.Linear:
+    """Weights from N(0, 0.01), no bias to begin with."""
+    with seeded(seed):
+        layer = nn.Linear(inputs, classes)
+        nn.init.normal_(layer.weight, std=0.01)
+        nn.init.zeros_(layer.bias)
+    return layer.to(device)
+
+
+def _evaluate(
+    kind: str, run: Run, data: str, settings: Settings, device: str, workers: int, again: bool, quiet: bool
+) -> dict[str, Any]:
+    """Measures, unless the same was measured before, and keeps the record in the run's folder."""
+    where = choose_device(device)
+    feed = open_feed(data, where, workers)
+    path = record.evaluation_path(run, kind, data, feed.fingerprint, settings)
+    display = Display(kind, getattr(settings, "epochs", 1), 0, getattr(settings, "epochs", 1), quiet)
+    if path.exists() and not again:
+        display.say(f"measured before: {path}")
+        return record.read_json(path)
+    backbone = placed(load_backbone_of(run), where)
+    before, begin = fingerprint(backbone), time.monotonic()
+    batch = settings.batch if isinstance(settings, Probe) else BATCH
+    with memory(batch, run.settings.size), display:
+        found = _measure(backbone, feed, run.settings, settings, display)
+    if fingerprint(backbone) != before:
+        raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
+    facts: dict[str, Any] = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
+    facts |= {"settings": settings.model_dump(mode="json"), "backbone_sha256": before}
+    found = facts | found | {"seconds": time.monotonic() - begin, "environment": record.environment(where)}
+    with disk(path, "nothing was lost"):
+        path.parent.mkdir(exist_ok=True)
+        record.save_json(path, found)
+    return found
+
+
+def _measure(
+    backbone: nn.Module, feed: Feed, trained: Pretrain, settings: Settings, display: Display
+) -> dict[str, Any]:
+    precision = choose_precision(trained.amp if feed.device.type == "cuda" else "off", feed.device)
+    if isinstance(settings, Probe):
+        return linear_probe(backbone, feed, settings, trained.size, precision, display)
+    assert isinstance(settings, Knn)
+    parts(feed, settings.holdout)
+    return {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 over every parameter and buffer, batch norm's statistics included."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
