@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test check slow bench mutants clean
+.PHONY: demo test check slow bench mutants clean
+
+demo: .venv/installed
+	$(BIN)/marginlens demo
 
 test: check
 	$(BIN)/python -m pytest -n auto

@@ -24,6 +24,7 @@ COMMANDS = {
     "transfer": "marginlens.train.commands:transfer",
     "embed": "marginlens.train.commands:embed",
     "export": "marginlens.train.commands:export",
+    "demo": "marginlens.demo:demo",
 }
 """What each command does is said by its function's docstring, which is also its --help."""
 

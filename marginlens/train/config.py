@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import marginlens as ml
 from marginlens.effects import PLAIN
@@ -18,7 +18,19 @@ from marginlens.methods import METHODS
 from marginlens.methods.byol import check_effect
 from marginlens.nets.resnet import ENCODERS, STEMS
 
+SMALLEST, LARGEST = 8, 512
+"""Sides of images, in pixels."""
+
+
+def _side(size: int) -> int:
+    """Checks an image's side where 0 stands for that of pre-training."""
+    if size and not SMALLEST <= size <= LARGEST:
+        raise ValueError(f"size is {size}; it must be from {SMALLEST} to {LARGEST} pixels")
+    return size
+
+
 Amp = Literal["auto", "off", "bf16", "fp16"]
+Size = Annotated[int, AfterValidator(_side)]
 
 RECIPES: dict[str, dict[str, Any]] = {
     "stl10": {"split": "train+unlabeled", "size": 64, "ema": 0.996},
@@ -61,7 +73,7 @@ class Pretrain(Settings):
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of weights, order and views.")
     encoder: str = Field("resnet18", description="tiny, resnet18, resnet34 or resnet50.")
     stem: str = Field("auto", description="small, small-pool, imagenet, or auto: what suits the image size.")
-    size: int = Field(32, ge=8, le=512, description="Side of the views in pixels.")
+    size: int = Field(32, ge=SMALLEST, le=LARGEST, description="Side of the views in pixels.")
     split: str = Field("train", description="Images to learn from; several splits are joined by +.")
     limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
     weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
@@ -160,7 +172,7 @@ class Probe(Settings):
     crop_scale: tuple[float, float] = Field((0.08, 1.0), description="Share of the area in a training crop.")
     holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize test images to this before the central crop; 0: to the crop.")
-    size: int = Field(0, ge=0, le=512, description="Side of test images in pixels; 0: as in pre-training.")
+    size: Size = Field(0, description="Side of test images in pixels; 0: as in pre-training.")
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of the layer, order and crops.")
 
 
@@ -171,7 +183,7 @@ class Knn(Settings):
     temperature: float = Field(0.1, gt=0, description="How fast a neighbour's vote fades with its distance.")
     holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
-    size: int = Field(0, ge=0, le=512, description="Side of the images in pixels; 0: as in pre-training.")
+    size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
 
 
 def build(model: type[Settings], values: Mapping[str, Any]) -> Any:

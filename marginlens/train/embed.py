@@ -18,8 +18,8 @@ from marginlens.data.folder import prepare_folder
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
 from marginlens.train.model import choose_device, choose_precision, placed
-from marginlens.train.probe import fingerprint, load_backbone_of
 from marginlens.train.record import Run, open_run
+from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.stop import memory
 
 
@@ -40,7 +40,7 @@ def embed(
     `features` (n, d) and, where there are labels, `labels` (n,); row by row the files' names are in a text file beside
     it. Images are normalised as in pre-training. `split` is the first one there is, unless given.
     """
-    run, path = run if isinstance(run, Run) else open_run(run), _safetensors(out)
+    run, path = run if isinstance(run, Run) else open_run(run), _free(out, ".files.txt")
     where = choose_device(device)
     backbone = placed(load_backbone_of(run), where)
     with _feed(str(data), where, workers, skip_bad) as (feed, skipped):
@@ -64,7 +64,7 @@ def embed(
 
 def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
     """Writes the backbone's weights as safetensors under torchvision's names, and a model card beside them."""
-    run, path = run if isinstance(run, Run) else open_run(run), _safetensors(out)
+    run, path = run if isinstance(run, Run) else open_run(run), _free(out, ".md")
     backbone, settings = load_backbone_of(run), run.settings
     facts = {
         "format": "pt",
@@ -150,12 +150,14 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
         yield Files(index, where, workers), bad
 
 
-def _safetensors(out: str | Path) -> Path:
+def _free(out: str | Path, beside: str) -> Path:
+    """The file to write, if neither it nor what is written beside it is there."""
     path = Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
-    if path.exists():
-        raise ValueError(f"{path} is there already; remove it, or give --out another name")
+    for file in (path, path.with_suffix(beside)):
+        if file.exists():
+            raise ValueError(f"{file} is there already; remove it, or give --out another name")
     return path
 
 

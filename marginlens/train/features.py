@@ -43,6 +43,8 @@ def plain_images(
     feed: Feed, split: str, chosen: Tensor, size: int, resize: int = 0, moments: tuple[Triple, Triple] | None = None
 ) -> Iterator[Tensor]:
     """Test images, normalised, in batches."""
+    if resize and resize < size:
+        raise ValueError(f"resize is {resize}, smaller than the crop of {size} px that is cut from it; raise --resize")
     mean, std = moments or (feed.mean, feed.std)
     for part in feed.plain(split, chosen, size, resize, BATCH):
         yield pixels.normalise(part.float().mul_(1.0 / 255.0), mean, std)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from marginlens.train.config import Settings
+from marginlens.train.config import Settings, Size
 
 
 class Machine(Settings):
@@ -41,7 +41,7 @@ class EmbedPlace(Machine):
     data: str = Field(description="A folder of images, or the name of a prepared data set.")
     out: str = Field(description="The safetensors file to write.")
     split: str = Field("", description="The split to embed; not given: the first one.")
-    size: int = Field(0, ge=0, le=512, description="Side of the images in pixels; 0: as in pre-training.")
+    size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
     resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
     skip_bad: bool = Field(False, description="Leave out images that cannot be decoded.")
 

@@ -29,6 +29,7 @@ from marginlens.train.model import (
     autocast,
     choose_device,
     choose_precision,
+    make_encoder,
     make_method,
     make_optimizer,
     make_views,
@@ -103,6 +104,7 @@ def pretrain(
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     choose_precision(settings.amp, where)
+    make_encoder(settings)  # weights that do not fit are refused before there is a folder
     run = record.make_run(settings, feed, Path(runs))
     with record.locked(run):
         if run.complete:

@@ -6,7 +6,6 @@ last epoch's accuracy, never the best one's: choosing an epoch by its test accur
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,16 @@ from torch.nn.functional import cross_entropy
 
 from marginlens.data import draw
 from marginlens.data.views import View
-from marginlens.nets.resnet import ResNet
 from marginlens.train import record
 from marginlens.train.config import Knn, Pretrain, Probe, Settings
 from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
 from marginlens.train.knn import accuracy
-from marginlens.train.model import choose_device, choose_precision, make_encoder, placed, seeded
+from marginlens.train.model import choose_device, choose_precision, placed, seeded
 from marginlens.train.progress import Display
 from marginlens.train.record import Run, open_run
+from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.schedule import learning_rate
 from marginlens.train.stop import disk, memory
 
@@ -75,16 +74,6 @@ def knn(
     """Nearest neighbours of a run on the data it learned from."""
     run = run if isinstance(run, Run) else open_run(run)
     return _evaluate("knn", run, run.settings.data, settings or Knn(), device, workers, again, quiet)
-
-
-def load_backbone_of(run: Run) -> ResNet:
-    """The trained backbone of a complete run, in eval mode."""
-    prefix = "method.student.backbone."
-    found = run.checkpoint().tensors
-    backbone = make_encoder(run.settings.model_copy(update={"weights": ""}))
-    backbone.load_state_dict({name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)})
-    backbone.eval()
-    return backbone
 
 
 def linear_probe(
@@ -151,6 +140,11 @@ def _evaluate(
     """Measures, unless the same was measured before, and keeps the record in the run's folder."""
     where = choose_device(device)
     feed = open_feed(data, where, workers)
+    if kind != "transfer" and feed.fingerprint != run.data:
+        raise ValueError(
+            f"{data} is not what {run.path} learned from: its content has changed since; "
+            f"prepare it as it was, or use marginlens transfer --to {data}"
+        )
     path = record.evaluation_path(run, kind, data, feed.fingerprint, settings)
     display = Display(kind, getattr(settings, "epochs", 1), 0, getattr(settings, "epochs", 1), quiet)
     if path.exists() and not again:
@@ -181,12 +175,3 @@ def _measure(
     assert isinstance(settings, Knn)
     parts(feed, settings.holdout)
     return {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
-
-
-def fingerprint(module: nn.Module) -> str:
-    """SHA-256 over every parameter and buffer, batch norm's statistics included."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
