@@ -101,8 +101,8 @@ def _run(name: str, options: list[str]) -> None:
 
 def _one_line(box: str) -> str:
     """What tyro says in a box, as one line: what is wrong, and the option that was perhaps meant."""
-    lines = [line.strip("\u2502\u256d\u256e\u2570\u256f ").strip() for line in box.splitlines()[1:-1]]
-    parts = "\n".join("" if set(line) == {"\u2500"} else line for line in lines).split("\n\n")
+    lines = [line.strip("\u2502\u256d\u256e\u2570\u256f|+ ").strip() for line in box.splitlines()[1:-1]]
+    parts = "\n".join("" if set(line) <= {"\u2500", "-"} else line for line in lines).strip().split("\n\n")
     wrong = " ".join(parts[0].split()).rstrip(".")
     meant = next((part for part in parts if part.startswith("Perhaps you meant")), "")
     close = re.search(r"--[\w-]+", meant)

@@ -86,7 +86,7 @@ def _settings(effect: str, epochs: int) -> Pretrain:
 def _random(feed: Feed, settings: Pretrain) -> Shown:
     """What the runs begin from: every probe needs its floor."""
     backbone, method = make_encoder(settings), make_method(settings)
-    display = Display("random", PROBE.epochs, 0, PROBE.epochs, quiet=True)
+    display = Display("random", PROBE.epochs, PROBE.epochs, quiet=True)
     found = linear_probe(backbone, feed, PROBE, settings.size, torch.float32, display)
     near = knn_accuracy(backbone, feed, Knn(), settings.size, torch.float32)
     return Shown("random", "not trained", found["top1"], near or 0.0, 0.0, [], *_look(backbone, method, feed, settings))

@@ -250,7 +250,7 @@ def _verdict(shown: Sequence[Shown]) -> str:
     said = f"The best probe is {best.name}'s, {best.probe:.1f} %"
     if best is not plain:
         said += f", {gap:.1f} points above plain's"
-    return f"{said}. This is one seed of a short run on a small set: a point or two is noise."
+    return f"{said}. One seed of a short run on a small set: another seed may move a number by ten points."
 
 
 def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:

@@ -1,6 +1,6 @@
 """Checkpoints: one safetensors file each, whole or not there at all, its SHA-256 in its name.
 
-    step-00001200-5f0c....safetensors     tensors: method.*, optimizer.*, losses, rng; metadata: numbers, as JSON
+    step-00001200-5f0c....safetensors     tensors: method.*, optimizer.*, losses; metadata: numbers, as JSON
 
 Reading one executes nothing from it. The last two are kept, so that a damaged one costs a minute, not a run.
 """

@@ -146,7 +146,7 @@ def _evaluate(
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
     path = record.evaluation_path(run, kind, data, feed.fingerprint, settings)
-    display = Display(kind, getattr(settings, "epochs", 1), 0, getattr(settings, "epochs", 1), quiet)
+    display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
     if path.exists() and not again:
         display.say(f"measured before: {path}")
         return record.read_json(path)

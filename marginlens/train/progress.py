@@ -17,14 +17,14 @@ _REFRESH = 0.25
 class Display:
     """Progress of one run, in steps."""
 
-    def __init__(self, what: str, total: int, done: int, epochs: int, quiet: bool = False) -> None:
+    def __init__(self, what: str, total: int = 1, epochs: int = 1, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total, self.epochs, self.knn = total, epochs, ""
-        self.begin, self.first, self.last, self.shown = time.monotonic(), done, 0.0, done
+        self.begin, self.first, self.last, self.shown = time.monotonic(), 0, 0.0, 0
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
         times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
         self.bar = Progress(*columns, *times, console=self.console, disable=not self.console.is_terminal)
-        self.task = self.bar.add_task(what, total=total, completed=done, said="")
+        self.task = self.bar.add_task(what, total=total, said="")
 
     def __enter__(self) -> Display:
         self.bar.start()
@@ -32,6 +32,11 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def begin_at(self, done: int) -> None:
+        """So many steps were done before."""
+        self.first = self.shown = done
+        self.bar.update(self.task, completed=done)
 
     def say(self, line: str) -> None:
         """A line of its own."""

@@ -1,0 +1,160 @@
+"""A run at work: its state, one step of it, and what a checkpoint has to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from marginlens.data import draw
+from marginlens.data.views import View
+from marginlens.methods import BYOL, MoCoV3, SimCLR
+from marginlens.nets.ema import MOMENTA
+from marginlens.train import checkpoint
+from marginlens.train.config import Pretrain
+from marginlens.train.feed import Feed
+from marginlens.train.model import autocast
+from marginlens.train.record import Run
+from marginlens.train.schedule import learning_rate
+from marginlens.train.stop import Stopped
+
+LOOK_EVERY = 50
+"""Steps between looks at the loss where looking makes the host wait for a device."""
+
+
+@dataclass
+class Trainer:
+    """A run at work: what changes from step to step, and what it is made of."""
+
+    run: Run
+    feed: Feed
+    method: MoCoV3 | SimCLR | BYOL
+    optimizer: torch.optim.SGD
+    scaler: torch.amp.GradScaler
+    precision: torch.dtype
+    views: tuple[View, View]
+    samples: int
+    losses: Tensor
+    """Loss of each step of the epoch under way, (steps per epoch,), on the device."""
+    step: int = 0
+    saved: str = "there is no checkpoint yet"
+    seconds: float = 0.0
+    """Time spent in the epoch's steps since this process began it."""
+    counted: int = 0
+    """Images trained on in those seconds."""
+
+    @property
+    def settings(self) -> Pretrain:
+        return self.run.settings
+
+    @property
+    def per_epoch(self) -> int:
+        return self.samples // self.settings.batch
+
+    @property
+    def total(self) -> int:
+        return self.per_epoch * self.settings.epochs
+
+    @property
+    def rate(self) -> float:
+        return self.counted / self.seconds if self.seconds else 0.0
+
+
+def check_data(settings: Pretrain, feed: Feed) -> int:
+    """The number of images to learn from, if there are enough for a batch."""
+    samples = len(feed.labels(settings.split))
+    if settings.limit > samples:
+        raise ValueError(f"limit is {settings.limit}, and {feed.name} has {samples:,} images in {settings.split}")
+    if settings.weak_crop == "padded" and feed.size != (settings.size, settings.size):
+        has = "many sizes" if feed.size is None else "{} x {} px".format(*feed.size)
+        raise ValueError(
+            f"the padded crop needs images of the views' size, {settings.size} px, and {feed.name} has {has}; "
+            f"give --size, or --weak-crop resized"
+        )
+    samples = settings.limit or samples
+    if settings.batch > samples:
+        raise ValueError(f"batch is {settings.batch}, and there are only {samples:,} images; lower --batch")
+    return samples
+
+
+def batches(trainer: Trainer) -> Iterator[list[Tensor]]:
+    """Views of what is left of the epoch; a last partial batch is left out."""
+    settings, (epoch, done) = trainer.settings, divmod(trainer.step, trainer.per_epoch)
+    order = draw.order(trainer.samples, settings.seed, epoch)
+    left = order[done * settings.batch : trainer.per_epoch * settings.batch]
+    return trainer.feed.views(settings.split, left, trainer.views, settings.seed, epoch, settings.batch)
+
+
+def train_step(trainer: Trainer, views: list[Tensor]) -> None:
+    """One step of the method: loss, gradient, SGD, EMA."""
+    settings, method, optimizer, scaler = trainer.settings, trainer.method, trainer.optimizer, trainer.scaler
+    warmup = settings.warmup * trainer.per_epoch
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(trainer.step, trainer.total, settings.lr, warmup)
+    with autocast(trainer.precision, trainer.feed.device):
+        loss = method.loss([view.contiguous(memory_format=torch.channels_last) for view in views])
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    if settings.clip > 0.0:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], settings.clip)
+    scaler.step(optimizer)
+    scaler.update()
+    method.after_step(MOMENTA[settings.ema_schedule](settings.ema, trainer.step, trainer.total))
+    trainer.losses[trainer.step % trainer.per_epoch] = loss.detach()
+    trainer.step += 1
+    trainer.counted += settings.batch
+    if trainer.losses.device.type == "cpu" or trainer.step % LOOK_EVERY == 0 or trainer.step % trainer.per_epoch == 0:
+        look(trainer)
+
+
+def look(trainer: Trainer) -> None:
+    """Stops a run whose loss is no longer a number, and says at which step that was."""
+    done = (trainer.step - 1) % trainer.per_epoch + 1
+    bad = (~trainer.losses[:done].isfinite()).nonzero()
+    if len(bad):
+        step = trainer.step - done + int(bad[0])
+        value = float(trainer.losses[int(bad[0])])
+        raise Stopped(f"the loss became {value} at step {step}; {causes(trainer)}")
+
+
+def causes(trainer: Trainer) -> str:
+    """What is safe, and why a number may have stopped being one."""
+    s = trainer.settings
+    weights = ", or the effect's weights are unbounded" if s.beta < 1.0 and "attenuation" in s.effect else ""
+    half = ", or fp16 overflows (try --amp off)" if trainer.precision == torch.float16 else ""
+    return (
+        f"{trainer.saved}. Likely: lr {s.lr:g} is too high for {s.effect} at tau {s.tau:g} (lower it, warm up longer, "
+        f"or try --clip 1){weights}{half}"
+    )
+
+
+def state(trainer: Trainer) -> dict[str, Tensor]:
+    """Every tensor that the next step depends on."""
+    found = {f"method.{name}": tensor for name, tensor in trainer.method.state_dict().items()}
+    found |= {f"optimizer.{name}": tensor for name, tensor in _momenta(trainer).items()}
+    return found | {"losses": trainer.losses}
+
+
+def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
+    """Puts a checkpoint's state in place."""
+    checkpoint.fill(state(trainer), found)
+    if trainer.scaler.is_enabled() and "scaler" in found.facts:
+        trainer.scaler.load_state_dict(found.facts["scaler"])
+    trainer.step = int(found.facts["step"])
+    trainer.saved = f"the last good checkpoint is {found.path}"
+
+
+def _momenta(trainer: Trainer) -> dict[str, Tensor]:
+    """SGD's momentum of each parameter by its name; zeros before the first step, which mean the same."""
+    names = {parameter: name for name, parameter in trainer.method.named_parameters()}
+    found = {}
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            held = trainer.optimizer.state[parameter]
+            if held.get("momentum_buffer") is None:
+                held["momentum_buffer"] = torch.zeros_like(parameter)
+            found[names[parameter]] = held["momentum_buffer"]
+    return found

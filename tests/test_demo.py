@@ -1,0 +1,74 @@
+"""The demo: small, from end to end; and the page it makes."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from marginlens import demo
+from marginlens.cli import main
+from marginlens.train.config import Probe
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The demo with one epoch on a few images, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    honest = demo._settings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARGINLENS_DATA", str(folder / "data"))
+        patch.setattr(demo, "PROBE", Probe(epochs=1, batch=64, lr=0.5))
+        patch.setattr(
+            demo, "_settings", lambda effect, epochs: honest(effect, epochs).model_copy(update={"limit": 256})
+        )
+        main(["demo", "--out", str(folder / "demo"), "--epochs", "1"])
+        yield folder / "demo"
+
+
+class Tags(HTMLParser):
+    """Every tag's attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_is_whole_and_needs_no_network(made):
+    text = (made / "report.html").read_text()
+    page = Tags()
+    page.feed(text)
+    for _, attributes in page.found:
+        for name in ("src", "href"):
+            assert attributes.get(name, "data:").startswith("data:")
+    assert sum(a.get("class") == "plotly-graph-div" for _, a in page.found) == 4
+    assert text.count("<tr>") == 5  # a head, the random encoder and three runs
+    assert [w for w in ("Accuracy", "Training", "sees", "Maps", "Angles") if w not in text] == []
+    assert "nan" not in re.sub(r"<script.*?</script>|base64,[^\"]*", "", text, flags=re.S).lower()
+
+
+def test_the_picture_is_a_picture(made):
+    with Image.open(made / "report.png") as image:
+        assert image.width > 1000
+        assert len(image.convert("RGB").getcolors(1 << 20)) > 50
+
+
+def test_it_shows_what_was_measured(made, capsys):
+    """Run again, nothing is trained again, and the table has the records' numbers."""
+    capsys.readouterr()
+    main(["demo", "--out", str(made), "--epochs", "1", "--json"])
+    said = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(said.out)["rows"]}
+    assert list(rows) == ["random", *demo.EFFECTS]
+    assert said.err.count("is complete already") == 3
+    text = (made / "report.html").read_text()
+    for path in (made / "runs").iterdir():
+        (record,) = (path / "evaluations").glob("probe-*.json")
+        found = json.loads(record.read_text())["top1"]
+        effect = json.loads((path / "config.json").read_text())["settings"]["effect"]
+        assert rows[next(n for n, e in demo.EFFECTS.items() if e == effect)]["probe"] == found
+        assert f"<td>{found:.1f} %</td>" in text

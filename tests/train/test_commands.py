@@ -1,0 +1,118 @@
+"""The laboratory from the command line: the commands of the README, and one line with exit code 2 for every mistake."""
+
+import json
+import re
+
+import pytest
+
+import marginlens as ml
+from marginlens.cli import main
+from tests.train.conftest import SMALL, settings, snapshot, words
+
+
+def run(capsys, *options):
+    main([str(o) for o in options])
+    return capsys.readouterr()
+
+
+def refused(capsys, *options):
+    with pytest.raises(SystemExit) as caught:
+        main([str(o) for o in options])
+    said = capsys.readouterr()
+    assert caught.value.code == 2
+    assert said.out == ""
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("marginlens: ")
+    return lines[0]
+
+
+def test_from_images_to_an_accuracy(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run(capsys, *words(method="mocov3", effect="emphasis(s=5)", seed=0, runs="RUNS"))
+    folder = re.search(r"^next: marginlens probe (\S+)$", said.out, flags=re.M)[1]
+    assert folder.startswith("RUNS/mocov3-little-tiny-emphasis-s5-seed0-")
+    assert "kNN" in said.out
+    found = json.loads(run(capsys, "probe", folder, "--epochs", 2, "--json").out)
+    assert (found["kind"], found["settings"]["epochs"]) == ("probe", 2)
+    assert "top-1" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
+    assert "8 images kept back" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
+    assert re.search(r"knn on little: top-1 [\d.]+ %, on the test set", run(capsys, "knn", folder).out)
+    assert "transfer on little" in run(capsys, "transfer", folder, "--to", "little", "--epochs", 1).out
+    assert "32 x 128 features" in run(capsys, "embed", folder, "--data", "little", "--out", "f.safetensors").out
+    assert "backbone.md" in run(capsys, "export", folder, "--out", "backbone.safetensors").out
+    kinds = {(e["kind"], e["settings"]["holdout"]) for e in ml.open_run(folder).evaluations}
+    assert kinds == {("probe", 0), ("probe", 8), ("knn", 0), ("transfer", 0)}
+
+
+def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):
+    printed = run(capsys, *words(lr=0.03), "--print-config").out
+    (tmp_path / "all.json").write_text(printed)
+    assert run(capsys, "pretrain", "--config", tmp_path / "all.json", "--print-config").out == printed
+    assert json.loads(printed)["lr"] == 0.03
+    said = run(capsys, "pretrain", "--config", tmp_path / "all.json", "--runs", tmp_path / "runs", "--json").out
+    found = ml.open_run(json.loads(said)["run"])
+    assert {k: v for k, v in json.loads(printed).items() if k in type(found.settings).model_fields} == json.loads(
+        found.settings.model_dump_json()
+    )
+    for command in ("probe", "knn"):
+        assert json.loads(run(capsys, command, "RUN", "--print-config").out)["holdout"] == 0
+
+
+def test_the_same_from_python(tmp_path):
+    done = ml.pretrain(ml.Pretrain(**SMALL), runs=tmp_path, quiet=True)
+    assert ml.probe(done, ml.Probe(epochs=1), quiet=True)["top1"] == ml.probe(done.path, ml.Probe(epochs=1))["top1"]
+
+
+MISTAKES = {
+    "there is no method 'mocov4'; did you mean 'mocov3'?": words(method="mocov4"),
+    "there is no data set 'cifar11'; did you mean 'cifar10'?": ["pretrain", "--data", "cifar11"],
+    "run: marginlens data prepare cifar10": ["pretrain", "--data", "cifar10"],
+    "--epcohs, 3 (did you mean --epochs?)": ["pretrain", "--epcohs", "3"],
+    "there is no setting 'epcohs'; did you mean 'epochs'?": ["pretrain", "--config", "typo.yaml"],
+    "batch is 25, and there are only 24 images; lower --batch": words(batch=25),
+    "limit is 99, and little has 32 images in train": words(limit=99),
+    "emphasis(s=5): without negatives s multiplies the whole gradient": words(method="byol", effect="emphasis(s=5)"),
+    "there is no effect 'emfasis'; did you mean 'emphasis'?": words(effect="emfasis(s=5)"),
+    "size is 4; it must be greater than or equal to 8": words(size=4),
+    "padded crop needs images of the views' size, 8 px, and little has 16 x 16 px": words(weak_crop="padded"),
+    "little has no split 'validation'; it has train, test": words(split="validation"),
+    "device 'cuda:99' cannot be used": words(device="cuda:99"),
+    "amp is 'bf16', which is for CUDA": words(amp="bf16"),
+    "invalid choice 'linear' for argument '--ema-schedule'": words(ema_schedule="linear"),
+    "cannot write to": words(runs="/proc/nope"),
+    "is not a run's folder: it has no config.json": ["probe", "."],
+    "nowhere does not exist": ["knn", "nowhere"],
+    "missing from marginlens probe": ["probe"],
+    "--to is missing": ["transfer", "nowhere"],
+    "--out is missing": ["export", "nowhere"],
+    "size is 3; it must be from 8 to 512 pixels": ["probe", "nowhere", "--size", "3"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes(capsys, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "typo.yaml").write_text("epcohs: 3\n")
+    assert line in refused(capsys, *MISTAKES[line])
+    assert [p.name for p in tmp_path.iterdir()] == ["typo.yaml"]  # nothing was begun
+
+
+def test_a_foreign_checkpoint(capsys, whole, interrupted, tmp_path):
+    """One of another run, put in the place of the newest: refused, and nothing is overwritten."""
+    run = interrupted(3, runs=tmp_path / "runs", seed=5)
+    theirs = whole.checkpoint().path
+    (run.path / "checkpoints" / theirs.name).write_bytes(theirs.read_bytes())
+    before = snapshot(run.path)
+    line = refused(capsys, *words(seed=5, runs=tmp_path / "runs", resume=True))
+    assert "belongs to another run" in line
+    assert theirs.name in line
+    assert snapshot(run.path) == before
+
+
+def test_a_complete_run_is_left_alone(capsys, tmp_path):
+    ml.pretrain(settings(), runs=tmp_path, quiet=True)
+    (path,) = tmp_path.iterdir()
+    before = snapshot(path)
+    assert "is complete already" in run(capsys, *words(runs=tmp_path)).err
+    assert snapshot(path) == before

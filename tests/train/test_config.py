@@ -1,0 +1,130 @@
+"""Settings: the recipe fills in what is not given, and what does not fit is refused with a reason."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+import marginlens as ml
+from marginlens.methods import METHODS
+from marginlens.train.config import RECIPES, Knn, Pretrain, Probe, build
+from marginlens.train.options import read_config, settle, show
+from marginlens.train.places import PretrainPlace
+
+
+def test_the_recipe_of_the_paper():
+    """notes.md, section 4, number by number."""
+    s = Pretrain(data="cifar10")
+    assert (s.encoder, s.size, s.batch, s.epochs, s.warmup) == ("resnet18", 32, 256, 200, 5)
+    assert (s.lr, s.momentum, s.weight_decay, s.decay_all) == (0.06, 0.9, 5e-4, True)
+    assert (s.tau, s.hidden, s.out, s.ema, s.ema_schedule) == (0.25, 2048, 128, 0.99, "constant")
+    assert (s.crop_scale, s.blur, s.weak_crop, s.symmetric, s.two_tau) == ((0.2, 1.0), 0.5, "resized", False, False)
+    assert s.last_bn
+    assert not Pretrain(method="simclr").last_bn
+    for name in ("stl10", "tinyimagenet"):
+        assert (Pretrain(data=name).size, Pretrain(data=name).ema) == (64, 0.996)
+    assert Pretrain(data="stl10").split == "train+unlabeled"
+    byol = Pretrain(method="byol")
+    assert (byol.tau, byol.beta, byol.last_bn) == (0.5, 0.0, False)
+    p = Probe()
+    assert (p.epochs, p.batch, p.lr, p.momentum, p.weight_decay) == (100, 256, 1.0, 0.9, 0.0)
+    assert p.crop_scale == (0.08, 1.0)
+    assert Knn().k == 200
+
+
+@pytest.mark.parametrize("data", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(data, method):
+    own = Pretrain(data=data, method=method, lr=0.123, batch=77, hidden=5, epochs=8)
+    assert (own.lr, own.batch, own.hidden, own.warmup) == (
+        0.123,
+        77,
+        5,
+        min(own.epochs // 4, 2, RECIPES[data].get("warmup", 5)),
+    )
+    again = build(Pretrain, json.loads(json.dumps(own.model_dump(mode="json"))))
+    assert again == own
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        Pretrain().lr = 1.0
+
+
+def test_one_effect_has_one_spelling():
+    assert Pretrain(effect="Emphasis( s=5.0 )").effect == "emphasis(s=5)"
+    assert Pretrain(effect=ml.Emphasis(s=5) * ml.Ratio(m1=0.4)).effect == "emphasis(s=5) * ratio(m1=0.4)"
+
+
+REFUSED = {
+    "there is no method 'moco'; did you mean 'mocov3'?": {"method": "moco"},
+    "there is no encoder 'resnet19'; did you mean 'resnet18'?": {"encoder": "resnet19"},
+    "there is no stem 'large'": {"stem": "large"},
+    "there is no setting 'epcohs'; did you mean 'epochs'?": {"epcohs": 3},
+    "there is no effect 'emphasise'; did you mean 'emphasis'?": {"effect": "emphasise(s=2)"},
+    "epochs is 0; it must be greater than or equal to 1": {"epochs": 0},
+    "epochs is 'ten'; it must be a valid integer": {"epochs": "ten"},
+    "lr is nan; it must be a finite number": {"lr": float("nan")},
+    "tau is 0; it must be greater than 0": {"tau": 0},
+    "beta is 2.0; it must be less than or equal to 1": {"beta": 2.0},
+    "seed is -1": {"seed": -1},
+    "size is 4; it must be greater than or equal to 8": {"size": 4},
+    "warmup is 3 of 3 epochs; it must be shorter": {"epochs": 3, "warmup": 3},
+    "crop_scale is 0.8 0.2; it must be two numbers in (0, 1], the smaller first": {"crop_scale": (0.8, 0.2)},
+    "ema is about a teacher, and simclr has none": {"method": "simclr", "ema": 0.9},
+    "symmetric is about a teacher": {"method": "simclr", "symmetric": True},
+    "two_tau is MoCo v3's; byol has no such factor": {"method": "byol", "two_tau": True},
+    "beta is 1; byol has no negatives": {"method": "byol", "beta": 1.0},
+    "it is only a learning rate": {"method": "byol", "effect": "emphasis(s=5)"},
+    "m1 acts through negatives, and BYOL has none": {"method": "byol", "effect": "ratio(m1=0.4)"},
+    "alpha acts through negatives": {"method": "byol", "effect": "attenuation(alpha=1)"},
+    "m2 acts through negatives": {"method": "byol", "effect": "margin(m2=0.2)"},
+    "beta is 0, which leaves mocov3 without negatives": {"beta": 0.0},
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused_in_one_line(line):
+    with pytest.raises(ValueError) as caught:
+        build(Pretrain, REFUSED[line])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("effect", ["plain", "margin(m1=0.4)", "emphasis(c=2.5)", "margin(m1=0.4) * emphasis(c=1)"])
+def test_byol_takes_what_makes_sense(effect):
+    assert Pretrain(method="byol", effect=effect).effect == effect
+
+
+def test_a_file_then_the_command_line_then_the_recipe(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("data: shapes\nepochs: 7\nlr: 0.5\ncrop-scale: [0.3, 0.9]\nruns: elsewhere\n")
+    chosen, place = settle((Pretrain, PretrainPlace), str(file), {"lr": 0.25})
+    assert (chosen.epochs, chosen.lr, chosen.crop_scale, chosen.encoder) == (7, 0.25, (0.3, 0.9), "tiny")
+    assert place.runs == "elsewhere"
+    (tmp_path / "printed.json").write_text(show(chosen, place))
+    assert settle((Pretrain, PretrainPlace), str(tmp_path / "printed.json"), {}) == [chosen, place]
+
+
+def test_a_run_s_own_configuration_is_a_file_too(whole):
+    assert build(Pretrain, read_config(whole.path / "config.json")) == whole.settings
+
+
+BROKEN = {
+    "is not YAML": ("a.yaml", "a: [1"),
+    "is not JSON": ("a.json", "{'a': 1}"),
+    "must hold settings by name": ("a.yml", "- 1\n- 2\n"),
+    "there is no setting 'lrr'; did you mean 'lr'?": ("b.yaml", "lrr: 1\n"),
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_files_that_cannot_be_read(tmp_path, line):
+    name, text = BROKEN[line]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError) as caught:
+        settle((Pretrain,), str(tmp_path / name), {})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read"):
+        settle((Pretrain,), str(tmp_path / "nowhere.yaml"), {})

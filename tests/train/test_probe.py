@@ -1,0 +1,287 @@
+"""Evaluation: an oracle for each number, a backbone that nothing touches, a test set that holding out never meets."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import top_k_accuracy_score
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+import marginlens as ml
+from marginlens.data.views import View, make_view
+from marginlens.nets import encoder
+from marginlens.train import evaluate, features, feed, probe
+from marginlens.train.knn import accuracy, vote
+from marginlens.train.progress import Display
+from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
+from tests.train.conftest import settings
+
+CPU = torch.device("cpu")
+SHORT = ml.Probe(epochs=2, batch=8, lr=0.1)
+
+
+def quiet():
+    return Display("", quiet=True)
+
+
+def little():
+    return feed.open_feed("little", CPU)
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (5, 0.1), (20, 0.5), (200, 0.07)])
+def test_votes_equal_scikit_learn_s(k, temperature):
+    rng = np.random.default_rng(k)
+    bank, asked, labels = rng.normal(size=(60, 7)), rng.normal(size=(33, 7)), rng.integers(0, 4, 60)
+    k = min(k, 60)
+    theirs = KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
+    shares = theirs.fit(bank, labels).predict_proba(asked)
+    found = vote(torch.tensor(bank), torch.tensor(labels), torch.tensor(asked), 4, k, temperature)
+    np.testing.assert_allclose((found / found.sum(1, keepdim=True)).numpy(), shares, atol=1e-9)
+
+
+def test_accuracy_equals_scikit_learn_s():
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(200, 12)), rng.integers(0, 12, 200)
+    for top in (1, 5):
+        theirs = 100 * top_k_accuracy_score(labels, scores, k=top, labels=range(12))
+        assert accuracy(torch.tensor(scores), torch.tensor(labels), top) == pytest.approx(theirs)
+    assert accuracy(torch.eye(3), torch.arange(3), 5) == 100.0
+
+
+def test_knn_of_a_run_is_the_vote_on_its_features(whole):
+    found = ml.knn(whole, ml.Knn(k=5), quiet=True)
+    data, backbone = little(), load_backbone_of(whole)
+    x, y = (
+        features.features(backbone, features.plain_images(data, s, torch.arange(n), 8), torch.float32)
+        for s, n in (("train", 32), ("test", 16))
+    )
+    scores = vote(x, data.labels("train"), y, 4, 5, 0.1)
+    assert found["top1"] == accuracy(scores, data.labels("test"))
+    assert whole.result["knn"] == ml.knn(whole, quiet=True)["top1"]
+
+
+def test_the_probe_equals_a_plain_loop(whole):
+    """Every epoch's crops from `make_view`, torch's own SGD and cosine."""
+    chosen = ml.Probe(epochs=3, batch=8, lr=0.3, weight_decay=1e-3, crop_scale=(0.3, 0.9), seed=4)
+    found = ml.probe(whole, chosen, quiet=True)
+    data, backbone = little(), load_backbone_of(whole)
+    images, labels = data.store.split("train").to("cpu")
+    torch.manual_seed(4)
+    layer = nn.Linear(backbone.features, 4)
+    nn.init.normal_(layer.weight, std=0.01)
+    nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.3, 0.9, weight_decay=1e-3, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3 * 4)
+    view = View(8, scale=(0.3, 0.9), jitter_p=0, grey=0, blur=0, mean=data.mean, std=data.std)
+    for epoch in range(3):
+        losses = []
+        order = probe.draw.order(32, 4, epoch)
+        for some in order.split(8):
+            with torch.no_grad():
+                x = backbone(make_view(images[some], some, view, 4, epoch, 2))
+            loss = nn.functional.cross_entropy(layer(x), labels[some])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+    test = next(features.plain_images(data, "test", torch.arange(16), 8))
+    with torch.no_grad():
+        scores = layer(backbone(test))
+    assert found["top1"] == accuracy(scores, data.labels("test"))
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert (found["train_images"], found["test_images"]) == (32, 16)
+
+
+def test_the_backbone_is_untouched_bit_for_bit():
+    """Parameters, batch norm's statistics and every module's mode; and the check that says so can fail."""
+    net = encoder("tiny")
+    net.layer1.eval()
+    modes = [m.training for m in net.modules()]
+    before, state = fingerprint(net), {k: v.clone() for k, v in net.state_dict().items()}
+    probe.linear_probe(net, little(), SHORT, 8, torch.float32, quiet())
+    evaluate.knn_accuracy(net, little(), ml.Knn(), 8, torch.float32)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert fingerprint(net) == before
+    assert [m.training for m in net.modules()] == modes
+    assert all(p.grad is None for p in net.parameters())
+    net.bn1.running_mean += 1e-7
+    assert fingerprint(net) != before
+
+
+def test_an_evaluation_that_touches_the_backbone_is_not_recorded(whole, monkeypatch):
+    def careless(backbone, *_):
+        backbone.bn1.num_batches_tracked += 1
+        return {"top1": 100.0}
+
+    monkeypatch.setattr(probe, "_measure", careless)
+    with pytest.raises(RuntimeError, match="changed the backbone"):
+        ml.probe(whole, ml.Probe(epochs=9), quiet=True)
+    assert not any(found["settings"].get("epochs") == 9 for found in whole.evaluations)
+
+
+def test_crops_are_fresh_each_epoch_and_the_last_epoch_counts(monkeypatch):
+    seen, epochs = [], []
+    honest = probe.features
+
+    def spy(backbone, batches, precision):
+        batches = list(batches)
+        seen.append(torch.cat(batches))
+        return honest(backbone, batches, precision)
+
+    monkeypatch.setattr(probe, "features", spy)
+    monkeypatch.setattr(probe, "accuracy", lambda scores, labels, top: epochs.append(top) or 50.0)
+    found = probe.linear_probe(encoder("tiny"), little(), ml.Probe(epochs=3), 8, torch.float32, quiet())
+    test, *train = seen
+    assert [len(x) for x in train] == [32, 32, 32]
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(train))
+    assert len(test) == 16
+    assert epochs == [1, 5]  # measured once, at the end: there is no best epoch to choose
+    assert found["top1"] == 50.0
+
+
+def test_separable_features_are_separated():
+    class Label(nn.Module):
+        def forward(self, x):
+            return nn.functional.one_hot((x.mean((1, 2, 3)) > 0).long(), 2).float()
+
+    data = little()
+    data._held = {
+        s: ((torch.arange(n) % 2 * 255).byte()[:, None, None, None].expand(n, 3, 8, 8), torch.arange(n) % 2)
+        for s, n in (("train", 32), ("test", 16))
+    }
+    data.classes = ("dark", "bright")
+    assert probe.linear_probe(Label(), data, SHORT, 8, torch.float32, quiet())["top1"] == 100.0
+
+
+@given(st.integers(2, 400), st.data())
+def test_holding_out_splits_the_training_set(count, data):
+    kept = data.draw(st.integers(1, count - 1))
+    chosen = evaluate.parts(Labels(count), kept)
+    assert len(chosen.test) == kept
+    assert chosen.tested == "train"
+    assert torch.cat([chosen.train, chosen.test]).sort().values.equal(torch.arange(count))
+    assert chosen.labels.equal(chosen.train % 3)
+    assert chosen.test_labels.equal(chosen.test % 3)
+
+
+class Labels:
+    name, splits = "made up", ("train",)
+
+    def __init__(self, count):
+        self.count = count
+
+    def labels(self, split):
+        assert split == "train"
+        return torch.arange(self.count) % 3
+
+
+def test_holding_out_never_meets_the_test_set(whole, monkeypatch):
+    def guarded(split, *args, **kwargs):
+        assert split == "train"
+        return honest(split, *args, **kwargs)
+
+    data = little()
+    honest = data._split
+    monkeypatch.setattr(data, "_split", guarded)
+    monkeypatch.setattr(probe, "open_feed", lambda *_: data)
+    found = ml.probe(whole, ml.Probe(epochs=1, holdout=10), quiet=True)
+    assert (found["train_images"], found["test_images"]) == (22, 10)
+    assert 0 <= ml.knn(whole, ml.Knn(holdout=10), quiet=True)["top1"] <= 100
+    with pytest.raises(AssertionError):
+        ml.probe(whole, ml.Probe(epochs=1), quiet=True)
+
+
+def test_a_result_is_kept_and_found_again(whole, capsys):
+    first = ml.probe(whole, SHORT)
+    capsys.readouterr()
+    assert ml.probe(whole, SHORT) == first
+    assert "measured before" in capsys.readouterr().err
+    again = ml.probe(whole, SHORT, again=True, quiet=True)
+    assert {k: again[k] for k in ("top1", "top5", "loss")} == {k: first[k] for k in ("top1", "top5", "loss")}
+    other = ml.probe(whole, SHORT.model_copy(update={"lr": 0.2}), quiet=True)
+    assert other["settings"]["lr"] == 0.2
+    assert json.loads(json.dumps(first)) in whole.evaluations or again in whole.evaluations
+    assert first["backbone_sha256"] == fingerprint(load_backbone_of(whole))
+
+
+def test_transfer_is_a_probe_on_other_data(whole, prepared):
+    rng = np.random.default_rng(1)
+    batch = ml.data.store.Batch(rng.integers(0, 256, (20, 3, 24, 24), dtype=np.uint8), np.arange(20) % 2)
+    ml.data.store.write("other", {"train": [batch], "test": [batch]}, ["x", "y"], prepared)
+    found = ml.transfer(whole, "other", SHORT, quiet=True)
+    assert (found["kind"], found["data"], found["train_images"]) == ("transfer", "other", 20)
+    data = feed.open_feed("other", CPU)
+    honest = probe.linear_probe(load_backbone_of(whole), data, SHORT, 8, torch.float32, quiet())
+    assert found["top1"] == honest["top1"]
+    assert next(features.plain_images(data, "test", torch.arange(3), 8)).shape == (3, 3, 8, 8)
+
+
+def test_the_method_comes_back_whole(whole):
+    method, tensors = load_method_of(whole), whole.checkpoint().tensors
+    assert all(torch.equal(v, tensors[f"method.{k}"]) for k, v in method.state_dict().items())
+
+
+def test_test_images(prepared):
+    """Resize and central crop as documented; images of the right size are left alone."""
+    images = torch.arange(2 * 3 * 16 * 16).reshape(2, 3, 16, 16).remainder(251).byte()
+    assert feed.middle(images, 16, 0) is images
+    assert feed.middle(images, 8, 16).equal(images[:, :, 4:12, 4:12])
+    half = feed.middle(images, 8, 0)
+    theirs = nn.functional.interpolate(images.float(), 8, mode="bilinear", antialias=True).round().byte()
+    assert (half.int() - theirs.int()).abs().max() <= 1
+    with pytest.raises(ValueError, match="resize is 8, smaller than the crop of 16 px"):
+        next(features.plain_images(little(), "test", torch.arange(2), 16, 8))
+
+
+REFUSED = {
+    "is not complete": lambda run: ml.probe(settings_run(run)),
+    "holdout is 32, and there are only 32 training images": lambda run: ml.probe(run, ml.Probe(holdout=32)),
+    "there is no data set 'nowhere'": lambda run: ml.transfer(run, "nowhere"),
+    "does not exist": lambda run: ml.probe("no/such/run"),
+    "device 'quantum' cannot be used": lambda run: ml.knn(run, ml.Knn(k=3), device="quantum"),
+}
+
+
+def settings_run(run):
+    """A run that was never begun."""
+    return ml.train.record.make_run(settings(seed=99), little(), run.path.parent)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused(whole, line):
+    with pytest.raises(ValueError) as caught:
+        REFUSED[line](whole)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_that_changed_are_not_probed(tmp_path, monkeypatch, prepared):
+    store = ml.data.store
+    images = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), dtype=np.uint8)
+    write = lambda x: store.write("fickle", {s: [store.Batch(x, np.arange(16) % 2)] for s in ("train", "test")}, "ab")
+    write(images)
+    run = ml.pretrain(settings(data="fickle", limit=0, epochs=1), runs=tmp_path, quiet=True)
+    write(255 - images)
+    with pytest.raises(ValueError, match="its content has changed since"):
+        ml.probe(run)
+
+
+def test_data_without_labels(tmp_path, prepared):
+    store = ml.data.store
+    images = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), dtype=np.uint8)
+    store.write("bare", {"train": [store.Batch(images, np.full(16, -1))]}, [])
+    run = ml.pretrain(settings(data="bare", limit=0, epochs=1), runs=tmp_path, quiet=True)
+    assert "knn" not in run.result
+    with pytest.raises(ValueError, match="has no labels"):
+        ml.probe(run, quiet=True)
+    store.write("untested", {"train": [store.Batch(images, np.arange(16) % 2)]}, "ab")
+    run = ml.pretrain(settings(data="untested", limit=0, epochs=1), runs=tmp_path, quiet=True)
+    with pytest.raises(ValueError, match="has no test split; give --holdout"):
+        ml.knn(run, quiet=True)
+    assert ml.knn(run, ml.Knn(holdout=4), quiet=True)["kind"] == "knn"
