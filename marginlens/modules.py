@@ -35,7 +35,7 @@ class InfoNCE(nn.Module):
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
         self.settings = _settings(beta, effect, reduction, impl, check) | {"in_batch": in_batch}
-        _register(self, self.settings["effect"])
+        register_effect(self, self.settings["effect"])
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **self.settings)
@@ -60,7 +60,7 @@ class NTXent(nn.Module):
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
         self.settings = _settings(beta, effect, reduction, impl, check)
-        _register(self, self.settings["effect"])
+        register_effect(self, self.settings["effect"])
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         return nt_xent(z1, z2, tau=self.tau, **self.settings)
@@ -76,7 +76,7 @@ def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
     return tau
 
 
-def _register(module: nn.Module, effect: Effect) -> None:
+def register_effect(module: nn.Module, effect: Effect) -> None:
     """Makes an effect's learnable numbers parameters of the module: `effect_m1`, `effect_m2`."""
     for factor in factors(effect):
         for field in fields(factor):  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from marginlens.data import store
 from marginlens.data.archives import Files, Folder, open_files
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, read_folder
-from marginlens.data.sources import Source, source
+from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
 
 
@@ -17,14 +17,23 @@ def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> 
     found = source(name)
     files = _files(name, found, path, folder or store.root())
     contents = found.read(files)
-    return store.write(name, contents.splits, contents.classes, folder)
+    return store.write(name, contents.splits, contents.classes, folder, found.version)
 
 
 def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
-    if not store.exists(name, folder) and not source(name).url:
-        return prepare(name, folder=folder)
+    if not store.exists(name, folder):
+        return store.read(name, folder) if source(name).url else prepare(name, folder=folder)
+    if name in SOURCES and _version(name, folder) != SOURCES[name].version:
+        if not SOURCES[name].url:
+            return prepare(name, folder=folder)
+        raise DataError(f"{name} was prepared by another version; run: marginlens data prepare {name}")
     return store.read(name, folder)
+
+
+def _version(name: str, folder: Path | None) -> int:
+    """Of the source that a store was made from."""
+    return int(store.record((folder or store.root()) / name, name).get("version", 1))
 
 
 def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:

@@ -42,6 +42,8 @@ class Source:
     checksum: str = ""
     inner: str = ""
     """The folder that the archive unpacks to."""
+    version: int = 1
+    """Raised when the same source comes to mean other pixels: stores of an older one are not used."""
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     """The recipe's figures (ReSSL's code), which need not be the true ones; None: use the data's own."""
@@ -106,15 +108,17 @@ def read_tinyimagenet(files: Files) -> Contents:
 
 
 SOURCES = {
-    "shapes": Source(read_shapes, "ten kinds of figure, drawn by a formula; 32 px, needs no files"),
+    "shapes": Source(
+        read_shapes, "ten kinds of figure, drawn by a formula; 32 px, needs no files", version=shapes.VERSION
+    ),
     "cifar10": Source(
         read_cifar10,
         "60,000 images of 10 classes, 32 px; the binary version",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "md5:c32a1d4ab5d03f1284b67883e8d87530",
         "cifar-10-batches-bin",
-        (0.4914, 0.4822, 0.4465),
-        (0.2023, 0.1994, 0.2010),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2023, 0.1994, 0.2010),
     ),
     "cifar100": Source(
         read_cifar100,
@@ -122,8 +126,8 @@ SOURCES = {
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "md5:03b5dce01913d631647c71ecec9e9cb8",
         "cifar-100-binary",
-        (0.5071, 0.4867, 0.4408),
-        (0.2675, 0.2565, 0.2761),
+        mean=(0.5071, 0.4867, 0.4408),
+        std=(0.2675, 0.2565, 0.2761),
     ),
     "stl10": Source(
         read_stl10,
@@ -131,8 +135,8 @@ SOURCES = {
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
         "md5:91f7769df0f17e558f3565bffb0c7dfb",
         "stl10_binary",
-        (0.4408, 0.4279, 0.3867),
-        (0.2682, 0.2610, 0.2686),
+        mean=(0.4408, 0.4279, 0.3867),
+        std=(0.2682, 0.2610, 0.2686),
     ),
     "tinyimagenet": Source(
         read_tinyimagenet,
@@ -140,8 +144,8 @@ SOURCES = {
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "md5:90528d7ca1a48142e341f4ef8d21d0de",
         "tiny-imagenet-200",
-        (0.4802, 0.4481, 0.3975),
-        (0.2302, 0.2265, 0.2262),
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2302, 0.2265, 0.2262),
     ),
 }
 

@@ -107,7 +107,13 @@ def exists(name: str, folder: Path | None = None) -> bool:
     return ((folder or root()) / name / "store.json").is_file()
 
 
-def write(name: str, splits: dict[str, Iterable[Batch]], classes: Iterable[str], folder: Path | None = None) -> Store:
+def write(
+    name: str,
+    splits: dict[str, Iterable[Batch]],
+    classes: Iterable[str],
+    folder: Path | None = None,
+    version: int = 1,
+) -> Store:
     """Writes a store from pieces of each split, and returns it. Nothing of it is seen before all of it is there."""
     where = folder or root()
     with partial(where, name) as folder:
@@ -124,6 +130,7 @@ def write(name: str, splits: dict[str, Iterable[Batch]], classes: Iterable[str],
         facts_of_all = {
             "format": FORMAT,
             "name": name,
+            "version": version,
             "splits": facts,
             "classes": list(classes),
             "mean": mean.tolist(),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from marginlens import checks
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
-from marginlens.methods.views import features_of, pair
-from marginlens.nets.ema import ema_update, teacher_of
+from marginlens.methods.views import arguments, features_of, pair
+from marginlens.modules import register_effect
+from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.heads import predictor, projector
 from marginlens.parameters import as_float
 
@@ -42,21 +41,25 @@ class BYOL(nn.Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        checks.temperature(tau, check=True)
-        effect = checks.as_effect(effect)
-        check_effect(effect)
+        self.settings = arguments(tau, 0.0, effect, impl)
+        del self.settings["beta"]
+        check_effect(self.settings["effect"])
+        register_effect(self, self.settings["effect"])
         dim = features_of(backbone, features, size)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
         self.predictor = predictor(out, hidden=hidden, bias=bias)
         self.teacher = teacher_of(self.student)
+        constant_momentum(momentum, 0, 1)  # refuses what is none
         self.momentum, self.symmetric = momentum, symmetric
-        self.settings: dict[str, Any] = {"tau": tau, "effect": effect, "impl": impl}
 
     @property
     def backbone(self) -> nn.Module:
         return self.student["backbone"]
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return torch.stack([positive_only(p, z, **self.settings) for p, z in self._pairs(views)]).sum()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from marginlens import checks
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, info_nce, rows
-from marginlens.methods.views import features_of, pair
-from marginlens.nets.ema import ema_update, teacher_of
+from marginlens.methods.views import arguments, features_of, pair
+from marginlens.modules import register_effect
+from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.heads import predictor, projector
 
 
@@ -44,24 +43,23 @@ class MoCoV3(nn.Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        checks.temperature(tau, check=True)
+        self.settings = arguments(tau, beta, effect, impl)
+        register_effect(self, self.settings["effect"])
         dim = features_of(backbone, features, size)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
         self.predictor = predictor(out, hidden=hidden, bias=bias)
         self.teacher = teacher_of(self.student)
+        constant_momentum(momentum, 0, 1)  # refuses what is none
         self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * tau if two_tau else 1.0
-        self.settings: dict[str, Any] = {
-            "tau": tau,
-            "beta": checks.share(beta),
-            "effect": checks.as_effect(effect),
-            "impl": impl,
-        }
 
     @property
     def backbone(self) -> nn.Module:
         return self.student["backbone"]
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.scale * torch.stack([info_nce(q, k, **self.settings) for q, k in self._pairs(views)]).sum()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from marginlens import checks
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
-from marginlens.methods.views import features_of, pair
+from marginlens.methods.views import arguments, features_of, pair
+from marginlens.modules import register_effect
 from marginlens.nets.heads import projector
 
 
@@ -39,21 +38,19 @@ class SimCLR(nn.Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        checks.temperature(tau, check=True)
+        self.settings = arguments(tau, beta, effect, impl)
+        register_effect(self, self.settings["effect"])
         dim = features_of(backbone, features, size)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
-        self.settings: dict[str, Any] = {
-            "tau": tau,
-            "beta": checks.share(beta),
-            "effect": checks.as_effect(effect),
-            "impl": impl,
-        }
 
     @property
     def backbone(self) -> nn.Module:
         return self.student["backbone"]
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return nt_xent(*self._embed(views), **self.settings)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
+from marginlens import checks
+from marginlens.checks import EffectLike
+from marginlens.loss import Impl
 from marginlens.nets.count import feature_dim
 
 
 def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
     """How many features a backbone has: as said, as its `features` says, or as a dry run on `size` px images finds."""
+    if features is not None and (isinstance(features, bool) or not isinstance(features, int)):
+        raise ValueError(f"features is {features!r}; it must be a whole number, or left out")
     found = getattr(backbone, "features", None) if features is None else features
     return found if isinstance(found, int) else feature_dim(backbone, size)
+
+
+def arguments(tau: float, beta: float, effect: EffectLike, impl: Impl) -> dict[str, Any]:
+    """The loss's arguments, checked once."""
+    if isinstance(tau, Tensor):
+        raise TypeError("tau must be a number here; for a tau that learns, call the loss in a method of your own")
+    checks.temperature(tau, check=True)
+    checks.options("mean", impl)
+    return {"tau": tau, "beta": checks.share(beta), "effect": checks.as_effect(effect), "impl": impl}
 
 
 def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

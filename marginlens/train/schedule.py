@@ -7,7 +7,7 @@ import math
 
 def learning_rate(step: int, total: int, base: float, warmup: int = 0) -> float:
     """Linear from 0 at step 0 to `base` at step `warmup`, then half a cosine, to 0 at step `total`."""
-    if not 0 <= step <= total or not 0 <= warmup < max(total, 1):
+    if not 0 <= step <= total or not 0 <= warmup < total:
         raise ValueError(f"step is {step} of {total} with a warm-up of {warmup}; it must be within the run")
     if step < warmup:
         return base * step / warmup

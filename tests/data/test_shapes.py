@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import marginlens as ml
-from marginlens.data import shapes
+from marginlens.data import shapes, store
 from marginlens.data.prepare import load
 from marginlens.data.views import make_view, strong, weak
 from marginlens.nets import encoder, projector
@@ -49,6 +49,15 @@ def test_train_and_test_are_disjoint_and_balanced():
     counts = np.bincount(train.labels, minlength=10)
     assert counts.min() > 400
     assert load("shapes").fingerprint == found.fingerprint
+
+
+def test_a_store_of_another_version_is_not_used(monkeypatch):
+    few = {split: [store.Batch(*shapes.draw(4, split))] for split in ("train", "test")}
+    store.write("shapes", few, shapes.CLASSES, version=shapes.VERSION + 1)
+    assert len(load("shapes").splits["train"]) == 5000
+    store.write("cifar10", few, shapes.CLASSES, version=0)
+    with pytest.raises(ValueError, match="prepared by another version; run: marginlens data prepare cifar10"):
+        load("cifar10")
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 200])
