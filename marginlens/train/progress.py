@@ -53,11 +53,12 @@ class Display:
         """An epoch's end."""
         if "knn" in metrics:
             self.knn = f"  kNN {metrics['knn']:.1f} %"
+        loss = f"loss {metrics['loss']:.4f}"
+        self.bar.update(self.task, said=f"{loss}  {rate:,.0f} images/s{self.knn}")
         now = time.monotonic()
         due = now - self.last >= EVERY or done - self.shown >= self.total / 10 or done == self.total
         if not self.console.is_terminal and due:
             self.last, self.shown = now, done
             left = (now - self.begin) / max(done - self.first, 1) * (self.total - done)
             eta = f"ETA {int(left) // 60}:{int(left) % 60:02d}"
-            loss = f"loss {metrics['loss']:.4f}"
             self.say(f"epoch {number}/{self.epochs}  {loss}  {rate:,.0f} images/s  {eta}{self.knn}")

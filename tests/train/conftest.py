@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import marginlens as ml
 from marginlens.data import prepare, store
@@ -51,7 +50,6 @@ def prepared(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def data_root(prepared, monkeypatch):
     monkeypatch.setenv("MARGINLENS_DATA", str(prepared))
-    torch.manual_seed(0)
     return prepared
 
 
@@ -66,7 +64,6 @@ def whole(prepared, tmp_path_factory):
     """A run that nothing interrupted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARGINLENS_DATA", str(prepared))
-        torch.manual_seed(0)
         return ml.pretrain(settings(), runs=tmp_path_factory.mktemp("whole"), checkpoint_seconds=0, quiet=True)
 
 
@@ -115,7 +112,7 @@ def same_end(run, other):
     """Asserts that two complete runs ended alike: weights and state, metrics and probe, bit for bit."""
     found, wanted = run.checkpoint().tensors, other.checkpoint().tensors
     assert found.keys() == wanted.keys()
-    odd = [name for name in found if found[name].numpy().tobytes() != wanted[name].numpy().tobytes()]
+    odd = [n for n in found if found[n].numpy().tobytes() != wanted[n].numpy().tobytes()]
     lines, expected = ((r.path / "metrics.jsonl").read_bytes() for r in (run, other))
     odd += ["metrics.jsonl"] if lines != expected else []
     one, two = (ml.probe(r, ml.Probe(epochs=2, lr=0.01), workers=0, quiet=True) for r in (run, other))

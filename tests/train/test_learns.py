@@ -1,0 +1,36 @@
+"""Slow: what is learned from `shapes` is worth something."""
+
+import os
+
+import pytest
+import torch
+
+import marginlens as ml
+from marginlens.train.feed import open_feed
+from marginlens.train.model import make_encoder
+from marginlens.train.probe import linear_probe
+from marginlens.train.progress import Display
+
+PROBE = ml.Probe(epochs=15, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
+EPOCHS = {"mocov3": 12, "simclr": 8, "byol": 30}
+
+
+@pytest.fixture
+def all_cores():
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
+@pytest.mark.parametrize("method", EPOCHS)
+def test_pre_training_beats_a_random_encoder_by_25_points(method, tmp_path, shapes):
+    settings = ml.Pretrain(method=method, data="shapes", epochs=EPOCHS[method])
+    feed = open_feed("shapes", torch.device("cpu"))
+    display = Display("", quiet=True)
+    random = linear_probe(make_encoder(settings), feed, PROBE, settings.size, torch.float32, display)["top1"]
+    run = ml.pretrain(settings, runs=tmp_path, knn_every=0, quiet=True)
+    learned = ml.probe(run, PROBE, quiet=True)["top1"]
+    print(f"{method}: random {random:.1f} %, after {EPOCHS[method]} epochs {learned:.1f} %")
+    assert learned > random + 25
