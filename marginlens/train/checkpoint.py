@@ -76,6 +76,14 @@ def newest(folder: Path, run: str) -> tuple[Checkpoint | None, list[str]]:
     return None, damaged
 
 
+def set_aside(used: Checkpoint) -> None:
+    """Renames what is newer than the checkpoint in use, which is damaged, so that it takes no whole one's place."""
+    for path in names(used.path.parent):
+        if path == used.path:
+            break
+        path.rename(path.with_name(f"{path.name}.damaged"))
+
+
 class Damaged(ValueError):  # noqa: N818
     """A checkpoint that is not what was written."""
 
@@ -95,7 +103,7 @@ def read(path: Path, run: str = "") -> Checkpoint:
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  not a dict
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise Damaged(f"{path} cannot be read ({error})") from None
-    if facts.get("format") != FORMAT:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this version of marginlens")
     if run and facts.get("run") != run:
         raise ValueError(f"{path} belongs to another run ({facts.get('run')}, not {run}); put it back where it was")

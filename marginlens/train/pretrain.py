@@ -60,10 +60,10 @@ def pretrain(
     choose_precision(settings.amp, where)
     make_encoder(settings)  # weights that do not fit are refused before there is a folder
     run = record.make_run(settings, feed, Path(runs))
+    if run.complete:
+        Display("", quiet=quiet).say(f"{run.path} is complete already")
+        return run
     with record.locked(run):
-        if run.complete:
-            Display("", quiet=quiet).say(f"{run.path} is complete already")
-            return run
         with memory(settings.batch, settings.size):
             trainer = start(run, feed, samples)
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
@@ -98,12 +98,14 @@ def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
     with disk(run.path, "nothing was lost"):
         if found is not None:
             load(trainer, found)
+            checkpoint.set_aside(found)
             display.begin_at(trainer.step)
             display.say(f"resuming {run.path} at step {trainer.step} of {trainer.total}")
         else:
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
         record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
+        record.rewind(run.path / "environment.jsonl")
         facts = {"precision": str(trainer.precision).removeprefix("torch."), "engine": "eager", "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
 
@@ -125,7 +127,7 @@ def train(
                 save(trainer)
                 saved = time.monotonic()
             if asked.signal and trainer.step < trainer.total:
-                raise Stopped(f"stopped by {asked.signal}; {trainer.saved}. Go on with --resume", asked.code)
+                raise Stopped(f"stopped by {asked.signal}; {trainer.kept}. Go on with --resume", asked.code)
             begin = time.perf_counter()
 
 
@@ -151,7 +153,7 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
             f"lower lr, or check that the effect leaves the positives a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
-    with disk(run.path, trainer.saved):
+    with disk(run.path, trainer.kept):
         record.append(run.path / "metrics.jsonl", metrics)
         record.append(run.path / "speed.jsonl", speed)
         curves.add(metrics | {"images_per_second": trainer.rate})
@@ -167,12 +169,12 @@ def save(trainer: Trainer) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Stopped(f"{name} is no longer finite at step {trainer.step}; {causes(trainer)}")
-    with disk(run.path / "checkpoints", trainer.saved):
+    with disk(run.path / "checkpoints", trainer.kept):
         lengths = {name: (run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
         facts = {name: path.stat().st_size if path.exists() else 0 for name, path in lengths.items()}
         scale = {"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {}
         path = checkpoint.write(run.path / "checkpoints", trainer.step, tensors, {"run": run.id} | facts | scale)
-    trainer.saved = f"the last good checkpoint is {path}"
+    trainer.saved = path
 
 
 def finish(trainer: Trainer) -> None:
@@ -184,9 +186,9 @@ def finish(trainer: Trainer) -> None:
     facts = {"epochs": trainer.settings.epochs, "steps": trainer.total, "images": trainer.samples}
     images = sum(line["seconds"] * line["images_per_second"] for line in speed)
     time_taken = {"seconds": seconds, "images_per_second": images / seconds}
-    weights = checkpoint.names(run.path / "checkpoints")[0].name
-    with disk(run.path / "result.json", trainer.saved):
-        record.save_json(run.path / "result.json", facts | result | time_taken | {"checkpoint": weights})
+    assert trainer.saved is not None
+    with disk(run.path / "result.json", trainer.kept):
+        record.save_json(run.path / "result.json", facts | result | time_taken | {"checkpoint": trainer.saved.name})
 
 
 def _last_loss(trainer: Trainer) -> Tensor:

@@ -21,7 +21,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, Settings, build
 from marginlens.train.feed import Feed
 from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
+from marginlens.train.stop import disk
 
 FORMAT = 1
 
@@ -90,7 +91,7 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
         run = open_run(path)
         if run.id != identify(settings, fingerprint):
             raise ValueError(f"{path} holds a run of other settings; give --runs another folder")
-        return run
+        return replace(run, settings=settings)  # the weights it starts from may lie elsewhere by now
     try:
         path.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "id": identify(settings, fingerprint), "settings": settings.model_dump(mode="json")}
@@ -114,8 +115,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise ValueError(f"{folder / 'config.json'} was not written by this version of marginlens")
     try:
         settings = build(Pretrain, NEUTRAL | found["settings"])
-        mean, std = (tuple(float(x) for x in found[key]) for key in ("mean", "std"))
-        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std)  # type: ignore[arg-type]
+        mean, std = (_triple(found[key]) for key in ("mean", "std"))
+        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a run's: {error}") from None
 
@@ -123,17 +124,21 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
     """Holds the run's folder for this process; the system lets go of it however the process ends."""
-    with (run.path / "lock").open("a+") as file:
+    path = run.path / "lock"
+    with disk(path, "nothing was lost"):
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = os.pread(file, 200, 0).decode() or "another process"
             raise ValueError(f"{run.path} is in use by {holder}; wait for it, or stop it first") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+        with disk(path, "nothing was lost"):
+            os.truncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         yield
+    finally:
+        os.close(file)
 
 
 def environment(device: torch.device, **more: Any) -> dict[str, Any]:
@@ -160,11 +165,14 @@ def append(path: Path, line: dict[str, Any]) -> None:
         flush(file)
 
 
-def rewind(path: Path, length: int) -> None:
-    """Forgets the lines written after a checkpoint."""
-    if path.exists():
-        with path.open("r+b") as file:
-            file.truncate(length)
+def rewind(path: Path, length: int | None = None) -> None:
+    """Forgets the lines written after a checkpoint; without a length, only one that was left half-written."""
+    held = path.read_bytes() if path.exists() else b""
+    kept = held.rfind(b"\n") + 1 if length is None else length
+    if len(held) < kept:
+        raise ValueError(f"{path} lost lines that the checkpoint counts on: it has {len(held)} bytes of {kept}")
+    if len(held) > kept:
+        os.truncate(path, kept)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -201,6 +209,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not hold an object")
     return found
+
+
+def _triple(values: Any) -> Triple:
+    red, green, blue = (float(x) for x in values)
+    return red, green, blue
 
 
 def _commit() -> str:

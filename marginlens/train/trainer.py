@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,8 @@ class Trainer:
     losses: Tensor
     """Loss of each step of the epoch under way, (steps per epoch,), on the device."""
     step: int = 0
-    saved: str = "there is no checkpoint yet"
+    saved: Path | None = None
+    """The newest checkpoint."""
     seconds: float = 0.0
     """Time spent in the epoch's steps since this process began it."""
     counted: int = 0
@@ -56,6 +58,11 @@ class Trainer:
     @property
     def total(self) -> int:
         return self.per_epoch * self.settings.epochs
+
+    @property
+    def kept(self) -> str:
+        """What is safe, whatever happens next."""
+        return f"the last good checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
     @property
     def rate(self) -> float:
@@ -126,7 +133,7 @@ def causes(trainer: Trainer) -> str:
     weights = ", or the effect's weights are unbounded" if s.beta < 1.0 and "attenuation" in s.effect else ""
     half = ", or fp16 overflows (try --amp off)" if trainer.precision == torch.float16 else ""
     return (
-        f"{trainer.saved}. Likely: lr {s.lr:g} is too high for {s.effect} at tau {s.tau:g} (lower it, warm up longer, "
+        f"{trainer.kept}. Likely: lr {s.lr:g} is too high for {s.effect} at tau {s.tau:g} (lower it, warm up longer, "
         f"or try --clip 1){weights}{half}"
     )
 
@@ -144,7 +151,7 @@ def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
     if trainer.scaler.is_enabled() and "scaler" in found.facts:
         trainer.scaler.load_state_dict(found.facts["scaler"])
     trainer.step = int(found.facts["step"])
-    trainer.saved = f"the last good checkpoint is {found.path}"
+    trainer.saved = found.path
 
 
 def _momenta(trainer: Trainer) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from pydantic import Field
 from safetensors.torch import save_file
 
@@ -81,8 +82,6 @@ def fixed(**more):
 
 
 def weights(path, seed=0):
-    import torch
-
     torch.manual_seed(seed)
     save_file(encoder("tiny").state_dict(), path)
     return str(path)

@@ -257,5 +257,7 @@ def test_lines_come_back(tmp_path):
     record.append(path, {"d": 1})
     record.rewind(path, length)
     assert record.lines(path) == given
-    record.rewind(tmp_path / "nowhere", 3)
+    record.rewind(tmp_path / "nowhere", 0)
+    with pytest.raises(ValueError, match="nowhere lost lines"):
+        record.rewind(tmp_path / "nowhere", 3)
     assert not (tmp_path / "nowhere").exists()

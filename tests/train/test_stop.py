@@ -315,7 +315,6 @@ def test_a_file_that_the_system_cuts_short(interrupted, whole, capsys):
     same_end(resume(run), whole)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # tensorboard's own
 def test_a_disk_without_room_for_curves(tmp_path, capsys):
     line = limited(capsys, 1_500, runs=tmp_path, checkpoint_seconds=60, epochs=8)
     assert "no space left to write" in line
