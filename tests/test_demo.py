@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -72,3 +74,16 @@ def test_it_shows_what_was_measured(made, capsys):
         effect = json.loads((path / "config.json").read_text())["settings"]["effect"]
         assert rows[next(n for n, e in demo.EFFECTS.items() if e == effect)]["probe"] == found
         assert f"<td>{found:.1f} %</td>" in text
+
+
+def test_the_page_in_a_browser(made):
+    """It renders, all four plots are drawn, and the console has no errors."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    asked = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--enable-logging=stderr"]
+    command = [browser, *asked, "--dump-dom", (made / "report.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count('class="main-svg"') >= 4
+    assert done.stdout.count('class="bars"') + done.stdout.count('class="points"') >= 4
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -1,7 +1,9 @@
 """The documents say what the code does."""
 
 import ast
+import contextlib
 import importlib.util
+import io
 import itertools
 import re
 from pathlib import Path
@@ -9,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import marginlens as ml
+from marginlens.cli import COMMANDS, main
+from marginlens.data import shapes, store
 from marginlens.effects import EFFECTS
 from tests.catalogue import close, random
 
 ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
 REFERENCE = re.compile(r"\b(Eq|Alg|Fig|Lemma|Theorem|Sec|Appendix)s?\.? ((?:\d[\d.]*\d|\d|[A-Z]\b)(?:, \d+)*)")
 SAMPLE = {"plain": "plain", "margin": "margin(m1=0.3, m2=0.1)", "emphasis": "emphasis(s=3, c=2)"}
 SAMPLE |= {"ratio": "ratio(m1=0.4, scope=row)", "attenuation": "attenuation(alpha=0.5)"}
@@ -87,7 +92,7 @@ def test_every_pair_means_what_the_table_says(pair, meaning):
         assert (both.loss == moved.loss).all()
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target
@@ -107,6 +112,28 @@ def test_the_readme_runs():
     for block in blocks:
         exec(block, names)
     assert names["loss"].isfinite()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_documents_exist(page):
+    """Every line that begins with a command names one, and options that it takes."""
+    for line in re.findall(r"^ +marginlens (.+)$", (ROOT / page).read_text(), flags=re.M):
+        name = next((name for name in COMMANDS if f"{line} ".startswith(f"{name} ")), None)
+        assert name, line
+        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+            main([*name.split(), "--help"])
+        for option in re.findall(r"(?<!\S)--[a-z-]+", line.split("#")[0]):
+            assert option in said.getvalue(), f"{name} has no {option}"
+
+
+def test_the_laboratory_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
+    few = {split: [store.Batch(*shapes.draw(count, split))] for split, count in (("train", 512), ("test", 64))}
+    store.write("shapes", few, shapes.CLASSES)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "laboratory.md").read_text(), flags=re.S)
+    exec(block, {})
+    assert re.fullmatch(r"[\d.]+ [\d.]+\n", capsys.readouterr().out)
 
 
 def test_public_names():

@@ -1,7 +1,6 @@
 """`shapes`: deterministic, disjoint, and no easy prey for pixels."""
 
 import math
-import os
 import time
 from dataclasses import replace
 
@@ -103,13 +102,6 @@ def tensors():
 def test_a_random_encoder_does_not_tell():
     torch.manual_seed(0)
     assert linear_probe(encoder("tiny"), *tensors()) < 0.60
-
-
-@pytest.fixture
-def all_cores():
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(1)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Slow: what is learned from `shapes` is worth something."""
 
-import os
-
 import pytest
 import torch
 
@@ -13,13 +11,6 @@ from marginlens.train.progress import Display
 
 PROBE = ml.Probe(epochs=15, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
 EPOCHS = {"mocov3": 12, "simclr": 8, "byol": 30}
-
-
-@pytest.fixture
-def all_cores():
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(1)
 
 
 @pytest.mark.slow
