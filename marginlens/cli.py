@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import io
+import os
 import re
 import sys
 from difflib import get_close_matches
@@ -40,12 +41,15 @@ def main(words: list[str] | None = None) -> None:
         _run(name, options)
     except ValueError as error:
         _fail(str(error), 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception as error:
         if not isinstance(code := getattr(error, "code", None), int):
             raise
         _fail(str(error), code)  # a run that stopped, and says why
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _fail(line: str, code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as jsons
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 import marginlens as ml
 from marginlens.methods import Method
 from marginlens.report.demo import maps, write_page, write_picture
-from marginlens.train.config import Knn, Pretrain, Probe
+from marginlens.train.config import Knn, Pretrain, Probe, build
 from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, frozen, plain_images
 from marginlens.train.feed import Feed, open_feed
@@ -61,17 +62,21 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
         epochs: Epochs of each pre-training.
         json: Print the table as JSON.
     """
-    begin = time.monotonic()
+    begin, plain = time.monotonic(), _settings("plain", epochs)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out} ({error.strerror}); give --out another folder") from None
     feed = open_feed("shapes", torch.device("cpu"))
     console = Console(stderr=True, highlight=False)
-    shown = [_random(feed, _settings("plain", epochs))]
+    shown = [_random(feed, plain)]
     for name in EFFECTS:
         console.print(f"\n{name}: {EFFECTS[name]}", markup=False)
         shown.append(_trained(name, feed, _settings(EFFECTS[name], epochs), out / "runs"))
     places = maps(shown)
     write_picture(shown, places, feed, out / "report.png")
     taken = time.monotonic() - begin
-    write_page(shown, places, feed, _settings("plain", epochs), PROBE, out / "report.html", taken)
+    write_page(shown, places, feed, plain, PROBE, out / "report.html", taken)
     if json:
         print(_json(shown))
         return
@@ -80,7 +85,8 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
 
 
 def _settings(effect: str, epochs: int) -> Pretrain:
-    return Pretrain(method="mocov3", data="shapes", effect=effect, epochs=epochs)
+    settings: Pretrain = build(Pretrain, {"method": "mocov3", "data": "shapes", "effect": effect, "epochs": epochs})
+    return settings
 
 
 def _random(feed: Feed, settings: Pretrain) -> Shown:
@@ -121,8 +127,6 @@ def _table(shown: list[Shown]) -> Table:
 
 
 def _json(shown: list[Shown]) -> str:
-    import json
-
     kept = ("name", "effect", "probe", "knn", "seconds")
     rows = [{k: asdict(row)[k] for k in kept} | {"angle": float(row.angles.mean())} for row in shown]
-    return json.dumps({"version": ml.__version__, "rows": rows}, indent=1)
+    return jsons.dumps({"version": ml.__version__, "rows": rows}, indent=1)

@@ -103,7 +103,8 @@ def test_encoders(capsys):
 
 MISTAKES = {
     ("dta", "list"): "did you mean 'marginlens data list'?",
-    ("train",): "marginlens --help lists the commands",
+    ("train",): "did you mean 'marginlens pretrain'?",
+    ("xyzzy",): "marginlens --help lists the commands",
     ("data", "shwo", "x"): "did you mean 'marginlens data show'?",
     ("data", "info", "cifra10"): "did you mean 'cifar10'?",
     ("data", "info", "cifar10"): "run: marginlens data prepare cifar10",
@@ -135,3 +136,11 @@ def test_importing_the_loss_imports_nothing_else():
     code = "import sys, marginlens; print([m for m in ('PIL', 'tyro', 'rich', 'pooch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_reader_that_has_read_enough():
+    """`marginlens ... | head -1` ends without a traceback."""
+    command = f"{sys.executable} -m marginlens pretrain --help | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("usage: marginlens pretrain")

@@ -87,3 +87,17 @@ def test_the_page_in_a_browser(made):
     assert done.stdout.count('class="main-svg"') >= 4
     assert done.stdout.count('class="bars"') + done.stdout.count('class="points"') >= 4
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--epochs", "0"], "epochs is 0; it must be greater than or equal to 1"),
+        (["--out", "/proc/nope"], "give --out another folder"),
+    ],
+)
+def test_mistakes(capsys, options, line):
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", *options])
+    assert caught.value.code == 2
+    assert line in capsys.readouterr().err

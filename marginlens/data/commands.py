@@ -54,9 +54,12 @@ def data_prepare(
 ) -> None:
     """Downloads a data set, or reads a local copy, and stores it as arrays in the folder MARGINLENS_DATA.
 
-    Examples:
+    For example:
+
         marginlens data prepare cifar10
+
         marginlens data prepare cifar100 --from ~/cifar-100-binary.tar.gz
+
         marginlens data prepare folder --from ~/photos --as photos
 
     Args:
