@@ -42,7 +42,7 @@ def main(words: list[str] | None = None) -> None:
     except ValueError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

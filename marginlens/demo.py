@@ -75,8 +75,7 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
         shown.append(_trained(name, feed, _settings(EFFECTS[name], epochs), out / "runs"))
     places = maps(shown)
     write_picture(shown, places, feed, out / "report.png")
-    taken = time.monotonic() - begin
-    write_page(shown, places, feed, plain, PROBE, out / "report.html", taken)
+    write_page(shown, places, feed, plain, PROBE, out / "report.html")
     if json:
         print(_json(shown))
         return

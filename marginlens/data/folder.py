@@ -105,7 +105,7 @@ def prepare_folder(
         classes,
         mean or own_mean,
         std or own_std,
-        _fingerprint(kept, classes),
+        _fingerprint(kept, classes, (mean, std)),
     )
     _write(index, root or store.root())
     return index, bad
@@ -218,9 +218,13 @@ def _file_split(part: list[tuple[_Seen, int]]) -> FileSplit:
     )
 
 
-def _fingerprint(kept: dict[str, list[tuple[_Seen, int]]], classes: tuple[str, ...]) -> str:
-    """SHA-256 over classes, and every file's name, label and content."""
+def _fingerprint(
+    kept: dict[str, list[tuple[_Seen, int]]], classes: tuple[str, ...], given: tuple[tuple[float, ...] | None, ...]
+) -> str:
+    """SHA-256 over classes, every file's name, label and content, and mean and std where they were given."""
     digest = hashlib.sha256(json.dumps(classes).encode())
+    if any(given):
+        digest.update(json.dumps(given).encode())
     for split, part in kept.items():
         digest.update(json.dumps([split, [(s.file, s.digest, label) for s, label in part]]).encode())
     return digest.hexdigest()

@@ -38,6 +38,8 @@ def _version(name: str, folder: Path | None) -> int:
 
 def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
     """Whatever was prepared under that name: a store of arrays, or the index of a folder of images."""
+    if not name or name.startswith(".") or "/" in name:
+        raise DataError(f"{name!r} is not the name of a data set; run: marginlens data prepare folder --from PATH")
     if store.exists(name, folder) and store.record((folder or store.root()) / name, name).get("kind") == KIND:
         return read_folder(name, folder)
     return load(name, folder)

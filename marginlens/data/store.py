@@ -73,13 +73,20 @@ class Store:
 
     def split(self, name: str) -> Split:
         """A split by name, or several joined: `train+unlabeled`."""
+        parts = self._parts(name)
+        if len(parts) == 1:
+            return parts[0]
+        return Split(np.concatenate([part.images for part in parts]), self.labels(name))
+
+    def labels(self, name: str) -> Labels:
+        """The labels of a split, or of several joined, without touching their images."""
+        return np.concatenate([part.labels for part in self._parts(name)])
+
+    def _parts(self, name: str) -> list[Split]:
         parts = [self.splits[part] for part in name.split("+") if part in self.splits]
         if len(parts) != len(name.split("+")):
             raise DataError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
-        if len(parts) == 1:
-            return parts[0]
-        images = np.concatenate([part.images for part in parts])
-        return Split(images, np.concatenate([part.labels for part in parts]))
+        return parts
 
 
 def root() -> Path:

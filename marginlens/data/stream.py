@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,9 +95,8 @@ def stream(
         num_workers=workers,
         pin_memory=torch.device(device).type == "cuda",
         multiprocessing_context="spawn" if workers else None,
-        worker_init_fn=_leave_signals,
     )
-    for indices, cut in loader:
+    for indices, cut in _started(loader):
         yield Views(
             indices,
             [
@@ -121,16 +120,26 @@ def middles(
     """Batches of test images: shorter side to `resize`, then the central size x size; uint8 (n, 3, size, size)."""
     images = _Middles(index, split, chosen, size, resize)
     context = "spawn" if workers else None
-    loader = DataLoader(
-        images, batch_size=batch, num_workers=workers, multiprocessing_context=context, worker_init_fn=_leave_signals
-    )
-    for part in loader:
+    loader = DataLoader(images, batch_size=batch, num_workers=workers, multiprocessing_context=context)
+    for part in _started(loader):
         yield part.to(device)
 
 
-def _leave_signals(worker: int) -> None:
-    """Ctrl-C goes to every process of a terminal; what it means is the main one's to decide."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _started(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The loader's batches; what a worker says of a bad file stays one line.
+
+    Its workers are born deaf to Ctrl-C, which goes to every process of a terminal: what it means is the main one's to
+    decide.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        batches = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield from batches
+    except DataError as error:
+        raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
 
 
 def _colour(crops: Tensor, indices: Tensor, view: View, seed: int, epoch: int, number: int) -> Tensor:

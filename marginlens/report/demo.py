@@ -59,7 +59,6 @@ def write_page(
     settings: Pretrain,
     probe: Probe,
     path: Path,
-    seconds: float,
 ) -> None:
     """One HTML file that needs no network."""
     bars = _figure(_bars(shown), first=True)
@@ -88,7 +87,8 @@ saw. Only neighbourhoods mean anything: not distances between groups, not sizes.
 weak view, on test images. A margin and emphasis both act on this angle.</p>{angles}
 <p class="small">{settings.epochs} epochs, batch {settings.batch}, seed {settings.seed}, one seed each; the probe has
 {probe.epochs} epochs of batch {probe.batch}. marginlens {facts["marginlens"]}, torch {facts["torch"]},
-{html.escape(facts["device"])}; {seconds:.0f} s in all. The runs are in the folder beside this page.</p>
+{html.escape(facts["device"])}; {sum(row.seconds for row in shown):.0f} s of pre-training. The runs are in the
+folder beside this page.</p>
 </body></html>
 """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,8 +258,8 @@ def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
     chosen = torch.arange(count)
     images = next(iter(feed.plain("train", chosen, settings.size, 0, count)))
     columns = [images.numpy()]
-    for view in make_views(settings, feed):
-        columns += [_seen(images, chosen, view, settings.seed, epoch) for epoch in range(4)]
+    for number, view in enumerate(make_views(settings, feed)):
+        columns += [_seen(images, chosen, view, settings.seed, epoch, number) for epoch in range(4)]
     labels = feed.labels("train")
     rows = [(feed.classes[int(labels[i])], np.stack([column[i] for column in columns])) for i in range(count)]
     with tempfile.TemporaryDirectory() as folder:
@@ -268,9 +268,11 @@ def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
         return base64.b64encode(path.read_bytes()).decode()
 
 
-def _seen(images: torch.Tensor, chosen: torch.Tensor, view: View, seed: int, epoch: int) -> NDArray[np.uint8]:
+def _seen(
+    images: torch.Tensor, chosen: torch.Tensor, view: View, seed: int, epoch: int, number: int
+) -> NDArray[np.uint8]:
     """A view as pixels again."""
     mean, std = (torch.tensor(x)[:, None, None] for x in (view.mean, view.std))
-    made = make_view(images, chosen, view, seed, epoch, 0) * std + mean
+    made = make_view(images, chosen, view, seed, epoch, number) * std + mean
     found: NDArray[np.uint8] = made.mul(255).round().clamp(0, 255).to(torch.uint8).numpy()
     return found

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import marginlens as ml
-from marginlens.effects import PLAIN
 from marginlens.methods import METHODS
 from marginlens.methods.byol import check_effect
 from marginlens.nets.resnet import ENCODERS, STEMS
@@ -29,8 +28,25 @@ def _side(size: int) -> int:
     return size
 
 
+def _scale(scale: tuple[float, float]) -> tuple[float, float]:
+    """Checks a range of shares of an image's area."""
+    low, high = scale
+    if not 1e-6 <= low <= high <= 1:
+        raise ValueError(f"crop_scale is {low:g} {high:g}; it must be two numbers in (0, 1], the smaller first")
+    return scale
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that a value stands for, as pydantic reads it."""
+    try:
+        return int(value) if float(value) == int(value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 Amp = Literal["auto", "off", "bf16", "fp16"]
 Size = Annotated[int, AfterValidator(_side)]
+Scale = Annotated[tuple[float, float], AfterValidator(_scale)]
 
 RECIPES: dict[str, dict[str, Any]] = {
     "stl10": {"split": "train+unlabeled", "size": 64, "ema": 0.996},
@@ -77,7 +93,7 @@ class Pretrain(Settings):
     split: str = Field("train", description="Images to learn from; several splits are joined by +.")
     limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
     weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
-    tau: float = Field(0.25, gt=0, description="Temperature.")
+    tau: float = Field(0.25, ge=1e-4, description="Temperature.")
     beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator.")
     hidden: int = Field(2048, ge=1, description="Width of projector and predictor.")
     out: int = Field(128, ge=1, description="Dimension of the embeddings.")
@@ -96,7 +112,7 @@ class Pretrain(Settings):
     decay_all: bool = Field(True, description="Decay all parameters; otherwise none of norms and biases.")
     warmup: int = Field(5, ge=0, description="Epochs of linear warm-up; not given: at most a quarter of the epochs.")
     clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this; 0: not.")
-    crop_scale: tuple[float, float] = Field((0.2, 1.0), description="Share of the area in a crop of either view.")
+    crop_scale: Scale = Field((0.2, 1.0), description="Share of the area in a crop of either view.")
     weak_crop: Literal["resized", "padded"] = Field("resized", description="The weak view's crop.")
     blur: float = Field(0.5, ge=0, le=1, description="Probability of blur in the strong view.")
     amp: Amp = Field("auto", description="Half precision on CUDA; auto: bf16, or fp16 where bf16 is only emulated.")
@@ -112,8 +128,8 @@ class Pretrain(Settings):
         recipe = METHOD_DEFAULTS.get(str(method), {}) | RECIPES.get(str(data), {})
         if method == "simclr":
             recipe = {key: value for key, value in recipe.items() if key not in _NO_TEACHER}
-        epochs = given.get("epochs", cls.model_fields["epochs"].default)
-        if isinstance(epochs, int):
+        epochs = _whole(given.get("epochs", cls.model_fields["epochs"].default))
+        if epochs is not None:
             recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
         return recipe | dict(given)
 
@@ -136,15 +152,14 @@ class Pretrain(Settings):
     @classmethod
     def _effect(cls, value: Any) -> Any:
         """One spelling for one effect."""
-        return str(ml.effect(value)) if isinstance(value, str) else str(value)
+        if not isinstance(value, str) and not hasattr(value, "log_weights"):
+            raise ValueError(f"effect is {value!r}; it must be text such as 'emphasis(s=5)'")
+        return str(ml.effect(str(value)))
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.warmup >= self.epochs and self.warmup > 0:
             raise ValueError(f"warmup is {self.warmup} of {self.epochs} epochs; it must be shorter")
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale is {low:g} {high:g}; it must be two numbers in (0, 1], the smaller first")
         fields = type(self).model_fields
         if self.method == "simclr":
             for name in _NO_TEACHER:
@@ -156,8 +171,8 @@ class Pretrain(Settings):
             if self.beta != 0.0:
                 raise ValueError(f"beta is {self.beta:g}; byol has no negatives, so it must be 0")
             check_effect(ml.effect(self.effect))
-        elif self.beta == 0.0 and ml.effect(self.effect) == PLAIN:
-            raise ValueError(f"beta is 0, which leaves {self.method} without negatives and it collapses; use byol")
+        elif self.beta == 0.0:
+            raise ValueError(f"beta is 0, which leaves {self.method} without negatives; that is byol: --method byol")
         return self
 
 
@@ -169,7 +184,7 @@ class Probe(Settings):
     lr: float = Field(1.0, ge=0, description="Learning rate; a cosine takes it to 0.")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum (Nesterov's).")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the layer.")
-    crop_scale: tuple[float, float] = Field((0.08, 1.0), description="Share of the area in a training crop.")
+    crop_scale: Scale = Field((0.08, 1.0), description="Share of the area in a training crop.")
     holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize test images to this before the central crop; 0: to the crop.")
     size: Size = Field(0, description="Side of test images in pixels; 0: as in pre-training.")
@@ -180,7 +195,7 @@ class Knn(Settings):
     """Nearest neighbours among training images, by cosine, weighted exp(cos / temperature)."""
 
     k: int = Field(200, ge=1, description="Neighbours that vote.")
-    temperature: float = Field(0.1, gt=0, description="How fast a neighbour's vote fades with its distance.")
+    temperature: float = Field(0.1, ge=1e-3, description="How fast a neighbour's vote fades with its distance.")
     holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
     size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")

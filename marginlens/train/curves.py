@@ -6,8 +6,9 @@ Written here and now, without the thread of torch's `SummaryWriter`: what the di
 from __future__ import annotations
 
 import time
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from marginlens.train.stop import disk
 
@@ -16,7 +17,7 @@ class Curves:
     """Scalars by step; nothing where tensorboard is not installed. What was written beyond `step` is forgotten."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.file: BinaryIO | None = None
+        self.file: FileIO | None = None
         try:
             from tensorboard.compat.proto.event_pb2 import SessionLog
         except ImportError:
@@ -24,7 +25,7 @@ class Curves:
         with disk(folder, "nothing was lost"):
             folder.mkdir(exist_ok=True)
             # one file per start; their names sort in the order of starts
-            self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb")
+            self.file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb", buffering=0)
             self._write(file_version="brain.Event:2")
             self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
@@ -49,4 +50,3 @@ class Curves:
 
         assert self.file is not None
         RecordWriter(self.file).write(Event(wall_time=time.time(), **event).SerializeToString())
-        self.file.flush()

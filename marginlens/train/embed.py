@@ -15,9 +15,11 @@ from safetensors.torch import save
 from marginlens.data.atomic import DataError
 from marginlens.data.atomic import save as save_bytes
 from marginlens.data.folder import prepare_folder
-from marginlens.train.features import BATCH, features, plain_images
+from marginlens.data.store import exists
+from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
 from marginlens.train.model import choose_device, choose_precision, placed
+from marginlens.train.probe import LOWER
 from marginlens.train.record import Run, open_run
 from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.stop import memory
@@ -47,11 +49,11 @@ def embed(
         split = split or feed.splits[0]
         labels, size = feed.labels(split), size or run.settings.size
         precision = choose_precision(run.settings.amp if where.type == "cuda" else "off", where)
-        with memory(BATCH, size):
+        with memory(LOWER):
             images = plain_images(feed, split, torch.arange(len(labels)), size, resize, (run.mean, run.std))
             found = features(backbone, images, precision).cpu()
         names = list(feed.index.splits[split].files) if isinstance(feed, Files) else []
-        facts = {"run": run.id, "data": feed.name, "split": split, "fingerprint": feed.fingerprint}
+        facts = {"run": run.id, "data": str(data), "split": split, "fingerprint": feed.fingerprint}
     tensors = {"features": found} | ({"labels": labels} if bool((labels >= 0).any()) else {})
     _write(path, save(tensors, {key: str(value) for key, value in facts.items()}))
     written = {"out": str(path), "rows": len(found), "features": found.shape[1], **facts, "skipped": skipped}
@@ -140,6 +142,8 @@ def _holdout(found: dict[str, Any]) -> str:
 def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Iterator[tuple[Feed, list[str]]]:
     """A folder, indexed for the moment, or a prepared data set; and the images that were left out."""
     path = Path(data).expanduser()
+    if path.is_dir() and "/" not in data and exists(data):
+        raise DataError(f"{data} is a folder here and a prepared data set; write ./{data} for the folder, or rename it")
     if not path.is_dir():
         if "/" in data:
             raise DataError(f"{path} is not a folder; give one with images, or the name of a prepared data set")

@@ -54,29 +54,28 @@ class Arrays:
         self.mean, self.std = recipe_moments(store)
         self.splits = tuple(store.splits)
         self.size: tuple[int, int] | None = store.size
-        self._held: dict[str, tuple[Tensor, Tensor]] = {}
+        self._held: dict[str, Tensor] = {}
 
     def labels(self, split: str) -> Tensor:
-        return self._split(split)[1]
+        return torch.from_numpy(self.store.labels(split))
 
     def views(
         self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
     ) -> Iterator[list[Tensor]]:
-        images = self._split(split)[0]
+        images = self._images(split)
         order = order.to(self.device)
         for chosen in order.split(batch):
             some = images[chosen]
             yield [make_view(some, chosen, view, seed, epoch, first + i) for i, view in enumerate(views)]
 
     def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
-        images = self._split(split)[0]
+        images = self._images(split)
         for some in chosen.to(self.device).split(batch):
             yield middle(images[some], size, resize)
 
-    def _split(self, split: str) -> tuple[Tensor, Tensor]:
+    def _images(self, split: str) -> Tensor:
         if split not in self._held:
-            images, labels = self.store.split(split).to("cpu")
-            self._held[split] = (images.to(self.device), labels)
+            self._held[split] = self.store.split(split).to(self.device)[0]
         return self._held[split]
 
 
@@ -103,7 +102,8 @@ class Files:
             yield found.views
 
     def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
-        asked = {"size": size, "resize": resize or size, "batch": batch, "workers": self.workers}
+        few = len(chosen) <= batch  # done before a worker has started
+        asked = {"size": size, "resize": resize or size, "batch": batch, "workers": 0 if few else self.workers}
         yield from middles(self.index, split, chosen.tolist(), device=self.device, **asked)
 
 

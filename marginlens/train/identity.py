@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marginlens.train.config import Pretrain
+from marginlens.train.config import Pretrain, Settings
 
 NUMERICS = 1
 """Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
@@ -33,6 +33,18 @@ NEUTRAL: dict[str, Any] = {
     "amp": "auto",
 }
 """Settings that are left out of the hash at this value. A frozen meaning, whatever a default may become."""
+
+
+NEUTRAL_EVALUATION: dict[str, Any] = {"weight_decay": 0.0, "holdout": 0, "resize": 0, "size": 0}
+"""The same for evaluations."""
+
+
+def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
+    """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
+    values = settings.model_dump(mode="json")
+    kept = {n: v for n, v in values.items() if n not in NEUTRAL_EVALUATION or v != NEUTRAL_EVALUATION[n]}
+    text = json.dumps([kind, fingerprint, NUMERICS, kept], sort_keys=True)
+    return f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:

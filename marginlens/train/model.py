@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,16 +96,11 @@ def choose_device(name: str) -> torch.device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:1` names."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} cannot be used ({_first(error)}); auto takes what is there") from None
-    return device
-
-
-def _first(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"there is no device {name!r}; there are auto, cpu, cuda and cuda:0, cuda:1, ...")
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} cannot be used: {torch.cuda.device_count()} CUDA devices are here; try auto")
+    return torch.device(name)
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
@@ -125,7 +121,7 @@ def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws from torch's global generator as from a new one with that seed, and leaves it as it was."""
+    """Draws from torch's generator of the CPU as from a new one with that seed, and leaves it as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield

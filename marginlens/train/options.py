@@ -51,7 +51,7 @@ def perform(
         print(show(*settings))
         return
     found = act(*settings)
-    print(json.dumps(found, indent=1) if given.get("json") else say(found))
+    print(json.dumps(found, indent=1, allow_nan=False) if given.get("json") else say(found))
 
 
 def settle(models: Sequence[type[Settings]], config: str, overrides: dict[str, Any]) -> list[Any]:

@@ -7,12 +7,14 @@ bits of one that was not.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from marginlens.data.atomic import DataError
 from marginlens.nets.ema import MOMENTA
 from marginlens.train import checkpoint, record
 from marginlens.train.config import Knn, Pretrain
@@ -34,8 +36,11 @@ from marginlens.train.record import Run
 from marginlens.train.stop import Asked, Stopped, disk, memory, signals
 from marginlens.train.trainer import Trainer, batches, causes, check_data, load, look, state, train_step
 
-COLLAPSED = 0.01
-"""A spread of features below this is warned about; a random encoder has about 0.2."""
+COLLAPSED = 0.05
+"""A spread below this is warned about. Seen: 0.09 and more before training, 0.6 and more after, 0.02 in a collapse."""
+
+SEEN = 256
+"""Images whose spread is looked at."""
 
 
 def pretrain(
@@ -58,13 +63,16 @@ def pretrain(
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     choose_precision(settings.amp, where)
-    make_encoder(settings)  # weights that do not fit are refused before there is a folder
+    # what does not fit is refused before there is a folder
+    make_views(settings, feed)
+    make_encoder(settings)
     run = record.make_run(settings, feed, Path(runs))
-    if run.complete:
+    if run.complete and not (resume and damaged_end(run)):
         Display("", quiet=quiet).say(f"{run.path} is complete already")
         return run
     with record.locked(run):
-        with memory(settings.batch, settings.size):
+        lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
+        with memory(lower):
             trainer = start(run, feed, samples)
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
                 go_on(trainer, display, resume)
@@ -87,6 +95,12 @@ def start(run: Run, feed: Feed, samples: int) -> Trainer:
     )
 
 
+def damaged_end(run: Run) -> bool:
+    """Whether a complete run's last checkpoint is damaged or gone, and one before it is whole."""
+    found, _ = checkpoint.newest(run.path / "checkpoints", run.id)
+    return found is not None and bool(found.facts["step"] != run.result["steps"])
+
+
 def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
     """Takes up the newest whole checkpoint, if going on was asked for, and notes the start."""
     run = trainer.run
@@ -95,8 +109,11 @@ def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
         display.say(f"{line}; the one before it is used")
     if found is not None and not resume:
         raise ValueError(f"{run.path} was interrupted at step {found.facts['step']} of {trainer.total}; add --resume")
+    precision = str(trainer.precision).removeprefix("torch.")
     with disk(run.path, "nothing was lost"):
+        record.rewind(run.path / "environment.jsonl")
         if found is not None:
+            _check_precision(run, precision)
             load(trainer, found)
             checkpoint.set_aside(found)
             display.begin_at(trainer.step)
@@ -105,9 +122,18 @@ def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
         record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
-        record.rewind(run.path / "environment.jsonl")
-        facts = {"precision": str(trainer.precision).removeprefix("torch."), "engine": "eager", "step": trainer.step}
+        facts = {"precision": precision, "engine": "eager", "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
+
+
+def _check_precision(run: Run, precision: str) -> None:
+    """A run goes on in the precision it began in, or it would be another run."""
+    began = next(iter(record.lines(run.path / "environment.jsonl")), {})
+    if began.get("precision", precision) != precision:
+        raise ValueError(
+            f"{run.path} began in {began['precision']} on {began['device']}, and would go on in {precision} here; "
+            f"go on where it began"
+        )
 
 
 def train(
@@ -117,18 +143,33 @@ def train(
     saved = time.monotonic()
     while trainer.step < trainer.total:
         begin = time.perf_counter()
-        for views in batches(trainer):
+        for views in _views(trainer, asked):
             train_step(trainer, views)
             trainer.seconds, begin = trainer.seconds + time.perf_counter() - begin, time.perf_counter()
             display.step(trainer.step, lambda: float(_last_loss(trainer)), lambda: trainer.rate)
             if trainer.step % trainer.per_epoch == 0:
                 end_epoch(trainer, display, curves, knn_every)
-            if asked.signal or time.monotonic() - saved >= checkpoint_seconds or trainer.step == trainer.total:
+            if time.monotonic() - saved >= checkpoint_seconds or trainer.step == trainer.total:
                 save(trainer)
                 saved = time.monotonic()
-            if asked.signal and trainer.step < trainer.total:
-                raise Stopped(f"stopped by {asked.signal}; {trainer.kept}. Go on with --resume", asked.code)
+            if asked.signal:
+                break
             begin = time.perf_counter()
+        if asked.signal and trainer.step < trainer.total:
+            save(trainer)
+            raise Stopped(f"stopped by {asked.signal}; {trainer.kept}. Go on with --resume", asked.code)
+
+
+def _views(trainer: Trainer, asked: Asked) -> Iterator[list[Tensor]]:
+    """What is left of the epoch, up to a file that cannot be read, or to a signal that ended the workers too."""
+    try:
+        yield from batches(trainer)
+    except DataError:
+        save(trainer)
+        raise
+    except RuntimeError as error:
+        if not asked.signal or "DataLoader worker" not in str(error):
+            raise
 
 
 def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int) -> None:
@@ -140,17 +181,18 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
         "step": trainer.step,
         "loss": float(trainer.losses.double().mean()),
         "lr": trainer.optimizer.param_groups[0]["lr"],
-        "spread": _spread(trainer),
+        **_spreads(trainer),
     }
     if settings.method != "simclr":
         metrics["ema"] = MOMENTA[settings.ema_schedule](settings.ema, trainer.step - 1, trainer.total)
     if last or (knn_every and epoch % knn_every == 0):
         found = knn_accuracy(trainer.method.backbone, trainer.feed, Knn(), settings.size, trainer.precision)
         metrics |= {"knn": found} if found is not None else {}
-    if metrics["spread"] < COLLAPSED:
+    if (least := min(metrics["spread"], metrics["embedding_spread"])) < COLLAPSED and not trainer.warned:
+        trainer.warned = True
         display.say(
-            f"warning: the features have collapsed at epoch {epoch} (their spread is {metrics['spread']:.1e}); "
-            f"lower lr, or check that the effect leaves the positives a gradient"
+            f"warning: the representation has collapsed at epoch {epoch} (its spread is {least:.1e}); "
+            f"lower lr, or check that the effect leaves the negatives a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
     with disk(run.path, trainer.kept):
@@ -171,9 +213,10 @@ def save(trainer: Trainer) -> None:
             raise Stopped(f"{name} is no longer finite at step {trainer.step}; {causes(trainer)}")
     with disk(run.path / "checkpoints", trainer.kept):
         lengths = {name: (run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
-        facts = {name: path.stat().st_size if path.exists() else 0 for name, path in lengths.items()}
+        facts: dict[str, Any] = {n: path.stat().st_size if path.exists() else 0 for n, path in lengths.items()}
+        facts |= {"run": run.id, "seconds": trainer.seconds, "counted": trainer.counted}
         scale = {"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {}
-        path = checkpoint.write(run.path / "checkpoints", trainer.step, tensors, {"run": run.id} | facts | scale)
+        path = checkpoint.write(run.path / "checkpoints", trainer.step, tensors, facts | scale)
     trainer.saved = path
 
 
@@ -182,7 +225,7 @@ def finish(trainer: Trainer) -> None:
     run = trainer.run
     last, speed = run.metrics[-1], record.lines(run.path / "speed.jsonl")
     seconds = sum(line["seconds"] for line in speed)
-    result = {key: last[key] for key in ("loss", "knn", "spread") if key in last}
+    result = {key: last[key] for key in ("loss", "knn", "spread", "embedding_spread") if key in last}
     facts = {"epochs": trainer.settings.epochs, "steps": trainer.total, "images": trainer.samples}
     images = sum(line["seconds"] * line["images_per_second"] for line in speed)
     time_taken = {"seconds": seconds, "images_per_second": images / seconds}
@@ -195,8 +238,12 @@ def _last_loss(trainer: Trainer) -> Tensor:
     return trainer.losses[(trainer.step - 1) % trainer.per_epoch]
 
 
-def _spread(trainer: Trainer) -> float:
-    """Of the first images that are learned from."""
-    some = torch.arange(min(256, trainer.samples))
-    images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
-    return spread(features(trainer.method.backbone, images, trainer.precision))
+def _spreads(trainer: Trainer) -> dict[str, float]:
+    """How far apart the first images lie: their features, and their embeddings, which collapse first."""
+    some = torch.arange(min(SEEN, trainer.samples))
+    student = trainer.method.student
+    found = {}
+    for name, net in (("spread", student["backbone"]), ("embedding_spread", nn.Sequential(*student.values()))):
+        images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
+        found[name] = spread(features(net, images, trainer.precision))
+    return found

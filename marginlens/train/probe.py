@@ -6,6 +6,7 @@ last epoch's accuracy, never the best one's: choosing an epoch by its test accur
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,16 @@ from marginlens.train.config import Knn, Pretrain, Probe, Settings
 from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
+from marginlens.train.identity import evaluation_name
 from marginlens.train.knn import accuracy
 from marginlens.train.model import choose_device, choose_precision, placed, seeded
 from marginlens.train.progress import Display
 from marginlens.train.record import Run, open_run
 from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.schedule import learning_rate
-from marginlens.train.stop import disk, memory
+from marginlens.train.stop import Stopped, disk, memory
 
+LOWER = "--size, or take --device cpu"
 _VIEW = 2
 """The number of a probe's view: pre-training has views 0 and 1."""
 
@@ -106,6 +109,8 @@ def linear_probe(
             optimizer.step()
             losses.append(loss.detach())
         mean = float(torch.stack(losses).mean())
+        if not math.isfinite(mean):
+            raise Stopped(f"the probe's loss became {mean} in epoch {epoch + 1}; lower --lr ({settings.lr:g})")
         rate = (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
         display.step(epoch + 1, lambda m=mean: m, lambda r=rate: r)  # type: ignore[misc]
         display.epoch(epoch + 1, epoch + 1, {"loss": mean}, rate)
@@ -145,23 +150,23 @@ def _evaluate(
             f"{data} is not what {run.path} learned from: its content has changed since; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
-    path = record.evaluation_path(run, kind, data, feed.fingerprint, settings)
+    path = run.path / "evaluations" / evaluation_name(kind, data, feed.fingerprint, settings)
     display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
     if path.exists() and not again:
         display.say(f"measured before: {path}")
         return record.read_json(path)
     backbone = placed(load_backbone_of(run), where)
+    with disk(path, "nothing was measured yet", then="measure again"):
+        path.parent.mkdir(exist_ok=True)
     before, begin = fingerprint(backbone), time.monotonic()
-    batch = settings.batch if isinstance(settings, Probe) else BATCH
-    with memory(batch, run.settings.size), display:
+    with memory(LOWER), display:
         found = _measure(backbone, feed, run.settings, settings, display)
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
     facts: dict[str, Any] = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
     facts |= {"settings": settings.model_dump(mode="json"), "backbone_sha256": before}
     found = facts | found | {"seconds": time.monotonic() - begin, "environment": record.environment(where)}
-    with disk(path, "nothing was lost"):
-        path.parent.mkdir(exist_ok=True)
+    with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
         record.save_json(path, found)
     return found
 
@@ -173,5 +178,6 @@ def _measure(
     if isinstance(settings, Probe):
         return linear_probe(backbone, feed, settings, trained.size, precision, display)
     assert isinstance(settings, Knn)
-    parts(feed, settings.holdout)
-    return {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
+    chosen = parts(feed, settings.holdout)
+    found = {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
+    return found | {"neighbours": min(settings.k, len(chosen.train))}

@@ -13,7 +13,6 @@ tensorboard/        the same curves, when tensorboard is installed
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -31,7 +30,7 @@ import marginlens
 from marginlens.data.atomic import flush
 from marginlens.data.views import Triple
 from marginlens.train import checkpoint
-from marginlens.train.config import Pretrain, Settings, build
+from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
 from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
 from marginlens.train.stop import disk
@@ -75,11 +74,13 @@ class Run:
 
     def checkpoint(self) -> checkpoint.Checkpoint:
         """The last checkpoint of a complete run."""
-        step = self.result["steps"]
+        steps = self.result["steps"]
         found, damaged = checkpoint.newest(self.path / "checkpoints", self.id)
-        if found is None or found.facts["step"] != step:
-            why = damaged[0] if damaged else f"{self.path} has no checkpoint of step {step}"
-            raise ValueError(f"{why}: its weights are gone; its records can still be read")
+        if found is None:
+            raise ValueError(f"{self.path} has no checkpoint: its weights are gone, its records can still be read")
+        if damaged or found.facts["step"] != steps:
+            why = damaged[0] if damaged else f"{self.path} lacks its last checkpoint"
+            raise ValueError(f"{why}; marginlens pretrain --resume with its settings makes the end again")
         return found
 
 
@@ -161,7 +162,7 @@ def environment(device: torch.device, **more: Any) -> dict[str, Any]:
 def append(path: Path, line: dict[str, Any]) -> None:
     """A line of JSON at a file's end, on the disk before this returns."""
     with path.open("ab") as file:
-        file.write(json.dumps(line).encode() + b"\n")
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         flush(file)
 
 
@@ -187,17 +188,11 @@ def save_json(path: Path, content: dict[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as file:
-            file.write(json.dumps(content, indent=1).encode() + b"\n")
+            file.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
             flush(file)
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def evaluation_path(run: Run, kind: str, data: str, fingerprint: str, settings: Settings) -> Path:
-    """Where an evaluation with these settings is kept."""
-    text = json.dumps([kind, fingerprint, NUMERICS, settings.model_dump(mode="json")], sort_keys=True)
-    return run.path / "evaluations" / f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -218,10 +213,12 @@ def _triple(values: Any) -> Triple:
 
 def _commit() -> str:
     """The commit of the package's own checkout, with a + where files were changed; '' when it is not in one."""
-    here = Path(marginlens.__file__).parent
+    ask = ["git", "-C", str(Path(marginlens.__file__).parent)]
+    describe = [*ask, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:
-        ask = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
+        # fails where the package lies in someone else's checkout
+        subprocess.run([*ask, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, timeout=5, check=True)
+        found = subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip()

@@ -53,7 +53,7 @@ def signals() -> Iterator[Asked]:
 
 
 @contextmanager
-def disk(path: Path, kept: str) -> Iterator[None]:
+def disk(path: Path, kept: str, then: str = "go on with --resume") -> Iterator[None]:
     """Whatever the disk refuses while a run writes, said in one line with what is safe."""
     try:
         yield
@@ -61,26 +61,19 @@ def disk(path: Path, kept: str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"no space left to write {path}" if full else f"cannot write {path} ({error.strerror or error})"
         do = "free some space" if full else "mend that"
-        raise Stopped(f"{what}; {kept}. {do}, then go on with --resume") from None
+        raise Stopped(f"{what}; {kept}. {do}, then {then}") from None
 
 
 @contextmanager
-def memory(batch: int, size: int) -> Iterator[None]:
-    """Running out of memory, said with the settings to lower."""
+def memory(lower: str) -> Iterator[None]:
+    """Running out of memory, said with what to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise Stopped(_memory_line("GPU", batch, size)) from error
+        raise Stopped(f"out of GPU memory; lower {lower}") from error
     except MemoryError as error:
-        raise Stopped(_memory_line("main", batch, size)) from error
+        raise Stopped(f"out of main memory; lower {lower}") from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        raise Stopped(_memory_line("main", batch, size)) from error
-
-
-def _memory_line(which: str, batch: int, size: int) -> str:
-    return (
-        f"out of {which} memory with batch {batch} and images of {size} px; lower --batch first (and --lr with it), "
-        f"then --size, --hidden or the --encoder"
-    )
+        raise Stopped(f"out of main memory; lower {lower}") from error

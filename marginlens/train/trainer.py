@@ -43,9 +43,11 @@ class Trainer:
     saved: Path | None = None
     """The newest checkpoint."""
     seconds: float = 0.0
-    """Time spent in the epoch's steps since this process began it."""
+    """Time spent in the epoch's steps."""
     counted: int = 0
     """Images trained on in those seconds."""
+    warned: bool = False
+    """Whether a collapse has been said."""
 
     @property
     def settings(self) -> Pretrain:
@@ -150,7 +152,7 @@ def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
     checkpoint.fill(state(trainer), found)
     if trainer.scaler.is_enabled() and "scaler" in found.facts:
         trainer.scaler.load_state_dict(found.facts["scaler"])
-    trainer.step = int(found.facts["step"])
+    trainer.step, trainer.seconds, trainer.counted = (found.facts[name] for name in ("step", "seconds", "counted"))
     trainer.saved = found.path
 
 

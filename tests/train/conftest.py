@@ -120,12 +120,10 @@ def same_end(run, other):
     assert odd == []
 
 
-def launch(*command):
+def launch(*command, **more):
     """A process of its own in the repository, where `tests` can be imported."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [sys.executable, *command], cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes
-    )
+    asked = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": REPOSITORY} | more
+    return subprocess.Popen([sys.executable, *command], env=os.environ | {"OMP_NUM_THREADS": "1"}, **asked)
 
 
 @contextmanager

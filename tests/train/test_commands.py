@@ -77,7 +77,10 @@ MISTAKES = {
     "size is 4; it must be greater than or equal to 8": words(size=4),
     "padded crop needs images of the views' size, 8 px, and little has 16 x 16 px": words(weak_crop="padded"),
     "little has no split 'validation'; it has train, test": words(split="validation"),
-    "device 'cuda:99' cannot be used": words(device="cuda:99"),
+    "device 'cuda:99' cannot be used: 0 CUDA devices are here": words(device="cuda:99"),
+    "there is no device 'meta'; there are auto, cpu, cuda": words(device="meta"),
+    "tau is 1e-300; it must be greater than or equal to 0.0001": words(tau="1e-300"),
+    "'/some/folder' is not the name of a data set; run: marginlens data prepare folder": words(data="/some/folder"),
     "amp is 'bf16', which is for CUDA": words(amp="bf16"),
     "invalid choice 'linear' for argument '--ema-schedule'": words(ema_schedule="linear"),
     "cannot write to": words(runs="/proc/nope"),
@@ -107,6 +110,18 @@ def test_a_foreign_checkpoint(capsys, whole, interrupted, tmp_path):
     line = refused(capsys, *words(seed=5, runs=tmp_path / "runs", resume=True))
     assert "belongs to another run" in line
     assert theirs.name in line
+    assert snapshot(run.path) == before
+
+
+def test_another_precision_does_not_go_on(capsys, interrupted, tmp_path):
+    """As when a run that began on a GPU is resumed on a CPU."""
+    run = interrupted(3, runs=tmp_path / "runs")
+    path = run.path / "environment.jsonl"
+    path.write_text(path.read_text().replace('"float32"', '"bfloat16"'))
+    before = snapshot(run.path)
+    line = refused(capsys, *words(runs=tmp_path / "runs", resume=True))
+    assert "began in bfloat16 on CPU" in line
+    assert "would go on in float32 here" in line
     assert snapshot(run.path) == before
 
 

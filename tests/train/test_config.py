@@ -46,6 +46,12 @@ def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(dat
     assert again == own
 
 
+@pytest.mark.parametrize("epochs", [8, 8.0, "8"])
+def test_numbers_as_files_may_spell_them(epochs):
+    assert Pretrain(epochs=epochs) == Pretrain(epochs=8)
+    assert Pretrain(epochs=epochs).warmup == 2
+
+
 def test_settings_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Pretrain().lr = 1.0
@@ -65,7 +71,11 @@ REFUSED = {
     "epochs is 0; it must be greater than or equal to 1": {"epochs": 0},
     "epochs is 'ten'; it must be a valid integer": {"epochs": "ten"},
     "lr is nan; it must be a finite number": {"lr": float("nan")},
-    "tau is 0; it must be greater than 0": {"tau": 0},
+    "tau is 0; it must be greater than or equal to 0.0001": {"tau": 0},
+    "effect is 5; it must be text such as": {"effect": 5},
+    "effect is None; it must be text such as": {"effect": None},
+    "effect is {'emphasis': {'s': 5}}; it must be text": {"effect": {"emphasis": {"s": 5}}},
+    "crop_scale is 1e-09 1; it must be two numbers": {"crop_scale": (1e-9, 1)},
     "beta is 2.0; it must be less than or equal to 1": {"beta": 2.0},
     "seed is -1": {"seed": -1},
     "size is 4; it must be greater than or equal to 8": {"size": 4},
@@ -80,6 +90,7 @@ REFUSED = {
     "alpha acts through negatives": {"method": "byol", "effect": "attenuation(alpha=1)"},
     "m2 acts through negatives": {"method": "byol", "effect": "margin(m2=0.2)"},
     "beta is 0, which leaves mocov3 without negatives": {"beta": 0.0},
+    "beta is 0, which leaves simclr without negatives": {"method": "simclr", "beta": 0, "effect": "emphasis(s=2)"},
 }
 
 

@@ -146,5 +146,37 @@ def test_a_folder_can_be_learned_from_and_probed(tmp_path):
     found = ml.probe(run, ml.Probe(epochs=2, batch=4), workers=0, quiet=True)
     assert (found["train_images"], found["test_images"]) == (12, 6)
     assert isinstance(open_feed("pets", torch.device("cpu")), Files)
+    given = prepare_folder(tmp_path / "pets", "pets", workers=1, mean=(0.0,) * 3, std=(1.0,) * 3)[0]
+    assert given.fingerprint != run.data  # other pixels reach the backbone, so it is other data
+    with pytest.raises(ValueError, match="its content has changed since"):
+        ml.knn(run, workers=0, quiet=True)
     with pytest.raises(ValueError, match="the padded crop needs images of the views' size"):
         ml.pretrain(settings(data="pets", limit=0, weak_crop="padded"), runs=tmp_path / "runs")
+
+
+def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
+    """Whatever process decodes it; what was learned so far is kept."""
+    from marginlens.data.folder import prepare_folder
+
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        jpeg(tmp_path / "many" / f"{i:02d}.jpg", rng, size=(16, 16))
+    prepare_folder(tmp_path / "many", "many", workers=1)
+    (tmp_path / "many" / "07.jpg").write_bytes(b"?")
+    asked = settings(data="many", limit=0, batch=2, epochs=2)
+    for workers in (0, 1):
+        with pytest.raises(ValueError) as caught:
+            ml.pretrain(asked, runs=tmp_path / str(workers), workers=workers, checkpoint_seconds=1e9, quiet=True)
+        assert "07.jpg cannot be decoded" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        (run,) = (tmp_path / str(workers)).iterdir()
+        assert len(list((run / "checkpoints").iterdir())) == 1
+
+
+def test_a_folder_and_a_data_set_of_one_name(whole, tmp_path, monkeypatch):
+    (tmp_path / "little").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"is a folder here and a prepared data set; write \./little for the folder"):
+        ml.embed(whole, "little", "f.safetensors")
+    with pytest.raises(ValueError, match="has no images"):
+        ml.embed(whole, "./little", "f.safetensors")

@@ -15,10 +15,11 @@ from torch import nn
 import marginlens as ml
 from marginlens.data.views import View, make_view
 from marginlens.nets import encoder
-from marginlens.train import evaluate, features, feed, probe
+from marginlens.train import evaluate, features, feed, identity, probe
 from marginlens.train.knn import accuracy, vote
 from marginlens.train.progress import Display
 from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
+from marginlens.train.stop import Stopped
 from tests.train.conftest import settings
 
 CPU = torch.device("cpu")
@@ -150,12 +151,9 @@ def test_separable_features_are_separated():
         def forward(self, x):
             return nn.functional.one_hot((x.mean((1, 2, 3)) > 0).long(), 2).float()
 
-    data = little()
-    data._held = {
-        s: ((torch.arange(n) % 2 * 255).byte()[:, None, None, None].expand(n, 3, 8, 8), torch.arange(n) % 2)
-        for s, n in (("train", 32), ("test", 16))
-    }
-    data.classes = ("dark", "bright")
+    data, two = little(), {s: torch.arange(n) % 2 for s, n in (("train", 32), ("test", 16))}
+    data._held = {s: (y * 255).byte()[:, None, None, None].expand(len(y), 3, 8, 8) for s, y in two.items()}
+    data.labels, data.classes = two.get, ("dark", "bright")
     assert probe.linear_probe(Label(), data, SHORT, 8, torch.float32, quiet())["top1"] == 100.0
 
 
@@ -182,13 +180,16 @@ class Labels:
 
 
 def test_holding_out_never_meets_the_test_set(whole, monkeypatch):
-    def guarded(split, *args, **kwargs):
-        assert split == "train"
-        return honest(split, *args, **kwargs)
+    def guarded(answer):
+        def asked(split, *args, **kwargs):
+            assert split == "train"
+            return answer(split, *args, **kwargs)
+
+        return asked
 
     data = little()
-    honest = data._split
-    monkeypatch.setattr(data, "_split", guarded)
+    for name in ("labels", "_images"):
+        monkeypatch.setattr(data, name, guarded(getattr(data, name)))
     monkeypatch.setattr(probe, "open_feed", lambda *_: data)
     found = ml.probe(whole, ml.Probe(epochs=1, holdout=10), quiet=True)
     assert (found["train_images"], found["test_images"]) == (22, 10)
@@ -244,7 +245,7 @@ REFUSED = {
     "holdout is 32, and there are only 32 training images": lambda run: ml.probe(run, ml.Probe(holdout=32)),
     "there is no data set 'nowhere'": lambda run: ml.transfer(run, "nowhere"),
     "does not exist": lambda run: ml.probe("no/such/run"),
-    "device 'quantum' cannot be used": lambda run: ml.knn(run, ml.Knn(k=3), device="quantum"),
+    "there is no device 'quantum'; there are auto, cpu": lambda run: ml.knn(run, ml.Knn(k=3), device="quantum"),
 }
 
 
@@ -259,6 +260,23 @@ def test_refused(whole, line):
         REFUSED[line](whole)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_probe_that_is_not_finite_is_not_recorded(whole):
+    with pytest.raises(Stopped, match=r"the probe's loss became nan in epoch \d; lower --lr"):
+        ml.probe(whole, ml.Probe(epochs=2, lr=1e38), quiet=True)
+    assert not any(found["settings"].get("lr") == 1e38 for found in whole.evaluations)
+
+
+def test_a_new_option_of_an_evaluation_orphans_none(monkeypatch):
+    class Later(ml.Probe):
+        new: bool = False
+
+    name = identity.evaluation_name("probe", "little", "f", ml.Probe())
+    monkeypatch.setitem(identity.NEUTRAL_EVALUATION, "new", False)
+    assert identity.evaluation_name("probe", "little", "f", Later()) == name
+    assert identity.evaluation_name("probe", "little", "f", Later(new=True)) != name
+    assert identity.evaluation_name("probe", "little", "f", ml.Probe(holdout=3)) != name
 
 
 def test_data_that_changed_are_not_probed(tmp_path, monkeypatch, prepared):

@@ -44,6 +44,7 @@ def test_used_from_python(whole):
         "loss",
         "knn",
         "spread",
+        "embedding_spread",
         "seconds",
         "images_per_second",
         "checkpoint",
@@ -67,7 +68,7 @@ def test_a_run_that_is_not_complete(interrupted):
 
 
 def test_metrics_have_the_documented_keys(whole, tmp_path):
-    common = ["epoch", "step", "loss", "lr", "spread"]
+    common = ["epoch", "step", "loss", "lr", "spread", "embedding_spread"]
     first, last = whole.metrics
     assert list(first) == [*common, "ema"]
     assert list(last) == [*common, "ema", "knn"]
@@ -208,10 +209,14 @@ def test_weights_that_are_gone(copied):
     run = ml.open_run(copied)
     newest = sorted((copied / "checkpoints").iterdir())[-1]
     newest.write_bytes(b"")
-    with pytest.raises(ValueError, match=f"{newest.name}.*its weights are gone; its records can still be read"):
+    with pytest.raises(ValueError, match=f"{newest.name}.*--resume with its settings makes the end again"):
         run.checkpoint()
     newest.unlink()
-    with pytest.raises(ValueError, match=r"has no checkpoint of step 6: its weights are gone"):
+    with pytest.raises(ValueError, match=r"lacks its last checkpoint; .*--resume"):
+        run.checkpoint()
+    for path in (copied / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="has no checkpoint: its weights are gone, its records can still be read"):
         run.checkpoint()
     assert run.result["steps"] == STEPS
 

@@ -299,6 +299,28 @@ def test_a_damaged_last_checkpoint_is_not_the_result(interrupted, whole):
     checkpoint.read(run.path / "checkpoints" / run.result["checkpoint"], run.id)
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_the_end_of_a_complete_run_is_made_again(interrupted, whole, gone):
+    run = resume(interrupted(4))
+    newest = checkpoints(run)[-1]
+    newest.unlink() if gone else newest.write_bytes(b"")
+    again = ml.pretrain(run.settings, runs=run.path.parent, quiet=True)
+    with pytest.raises(ValueError, match="makes the end again"):
+        again.checkpoint()
+    same_end(resume(run), whole)
+
+
+def test_time_is_counted_across_a_resume(interrupted):
+    run = interrupted(4)
+    found = checkpoint.read(checkpoints(run)[-1])
+    assert found.facts["seconds"] > 0
+    assert found.facts["counted"] == 8  # one step of the second epoch
+    path = resume(run).path / "speed.jsonl"
+    second = record.lines(path)[1]
+    assert second["seconds"] > found.facts["seconds"]
+    assert second["seconds"] * second["images_per_second"] == pytest.approx(24)
+
+
 def test_two_whole_checkpoints_while_catching_up_with_a_damaged_one(interrupted):
     run = interrupted(2)
     early = {path: path.read_bytes() for path in checkpoints(run)[-1:]}

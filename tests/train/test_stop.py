@@ -6,18 +6,22 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import marginlens as ml
 from marginlens.cli import main
+from marginlens.data.folder import prepare_folder
 from marginlens.methods import METHODS, MoCoV3
 from marginlens.train import checkpoint, progress, record
 from marginlens.train import pretrain as training
 from marginlens.train.stop import Stopped, signals
+from tests.data.conftest import jpeg
 from tests.train.conftest import (
     STEPS,
     checkpoints,
@@ -200,21 +204,24 @@ def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, whole, where):
     same_end(resume(run), whole)
 
 
+@pytest.mark.parametrize("part", ["backbone", "projector"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_collapse_is_warned_about(tmp_path, monkeypatch, capsys, method):
+def test_a_collapse_is_warned_about(tmp_path, monkeypatch, capsys, method, part):
     def collapsed(chosen):
         made = honest(chosen)
         with torch.no_grad():
-            for parameter in made.backbone.parameters():
+            for parameter in made.student[part].parameters():
                 parameter.zero_()
         return made
 
     honest = training.make_method
     monkeypatch.setattr(training, "make_method", collapsed)
-    run = ml.pretrain(settings(method=method, lr=0.0, epochs=1), runs=tmp_path)
+    run = ml.pretrain(settings(method=method, lr=0.0, epochs=2), runs=tmp_path)
     said = capsys.readouterr().err
-    assert "warning: the features have collapsed at epoch 1" in said
-    assert run.metrics[0]["spread"] < training.COLLAPSED
+    assert said.count("warning: the representation has collapsed at epoch 1") == 1
+    assert "at epoch 2" not in said
+    assert run.metrics[0]["embedding_spread"] < training.COLLAPSED
+    assert (run.metrics[0]["spread"] < training.COLLAPSED) == (part == "backbone")
 
 
 def test_a_sound_run_is_not_warned_about(tmp_path, capsys):
@@ -237,8 +244,7 @@ def test_out_of_memory_names_what_to_lower(tmp_path, monkeypatch, kind):
     with monkeypatch.context() as patch:
         patch.setattr(MoCoV3, "loss", loss)
         line = stopped(tmp_path)
-    assert line.startswith(f"out of {'GPU' if kind == 'GPU' else 'main'} memory with batch 8 and images of 8 px")
-    assert "lower --batch first" in line
+    assert line.startswith(f"out of {'GPU' if kind == 'GPU' else 'main'} memory; lower --batch (8) first")
     assert resume(only(tmp_path)).complete
 
 
@@ -414,3 +420,23 @@ def test_json_is_alone_on_standard_output(tmp_path, capsys):
 def test_quiet_says_nothing(tmp_path, capsys):
     ml.pretrain(settings(epochs=1), runs=tmp_path, quiet=True)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("delay", [0.0, 0.7, 2.1])
+def test_a_signal_to_the_workers_too(tmp_path, number, delay):
+    """A terminal's Ctrl-C, and a scheduler's SIGTERM, reach every process, those that decode images among them."""
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        jpeg(tmp_path / "many" / f"{i:02d}.jpg", rng, size=(16, 16))
+    prepare_folder(tmp_path / "many", f"many{number}{delay}", workers=1)
+    asked = words(data=f"many{number}{delay}", limit=0, batch=4, epochs=200, workers=1, runs=tmp_path / "runs")
+    process = launch("-m", "marginlens", *asked, start_new_session=True)
+    wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/*.safetensors")), process)
+    time.sleep(delay)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}" in one_line(err)
+    finite(only(tmp_path / "runs"))
