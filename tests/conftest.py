@@ -1,6 +1,12 @@
-"""One thread a process: tests run in as many processes as there are cores, and threads would only get in their way."""
+"""One thread a process: tests run in as many processes as there are cores, and threads would only get in their way.
+
+On the CPU, also where there is a GPU; MARGINLENS_TEST_CUDA=1 leaves that visible.
+"""
 
 import os
+
+if not os.environ.get("MARGINLENS_TEST_CUDA"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
 
 import pytest
 import torch
