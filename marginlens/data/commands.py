@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +129,13 @@ def data_show(name: Positional[str], *, out: Path | None = None, split: str = "t
 
 
 def data_views(
-    name: Positional[str], *, out: Path | None = None, count: int = 10, seed: int = 0, crop: str = "resized"
+    name: Positional[str],
+    *,
+    out: Path | None = None,
+    count: int = 10,
+    seed: int = 0,
+    crop: str = "resized",
+    scale: tuple[float, float] | None = None,
 ) -> None:
     """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
 
@@ -138,13 +145,18 @@ def data_views(
         count: Images, a row for each.
         seed: Another seed, other views.
         crop: The weak view's crop: resized or padded.
+        scale: Share of the area in a resized crop; that of the data set's recipe, if none is given.
     """
+    from marginlens.train.config import RECIPES
+
+    scale = scale or RECIPES.get(name, {}).get("crop_scale", View().scale)
     images, labels, classes = _first(name, count)
     size = images.shape[-1]
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     number = torch.arange(len(images))
     columns = [images]
     for view in (strong(size, mean, std), weak(size, mean, std, crop=_crop(crop))):
+        view = replace(view, scale=scale)
         columns += [_pixels(torch.from_numpy(images), number, view, seed, epoch) for epoch in range(4)]
     rows = [(_label(label, classes), np.stack([c[i] for c in columns])) for i, label in enumerate(labels)]
     path = out or Path(f"{name}-views.png")

@@ -18,7 +18,12 @@ def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
     if features is not None and (isinstance(features, bool) or not isinstance(features, int)):
         raise ValueError(f"features is {features!r}; it must be a whole number, or left out")
     found = getattr(backbone, "features", None) if features is None else features
-    return found if isinstance(found, int) else feature_dim(backbone, size)
+    if isinstance(found, int):
+        return found
+    try:
+        return feature_dim(backbone, size)
+    except ValueError as error:
+        raise ValueError(f"{error}; give size=, the side of your images, or features=") from None
 
 
 def arguments(tau: float, beta: float, effect: EffectLike, impl: Impl) -> dict[str, Any]:

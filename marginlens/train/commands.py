@@ -10,7 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
-from marginlens.train.config import Knn, Pretrain, Probe
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
 from marginlens.train.options import options, perform
 from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, TransferPlace
 from marginlens.train.record import open_run
@@ -41,6 +41,8 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
         marginlens pretrain --data cifar10 --seed 1 --runs ~/runs --resume
 
         marginlens pretrain --config settings.yaml --lr 0.03 --print-config
+
+        marginlens pretrain --config RUN/config.json --seed 1
     """
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
     def say(found: dict[str, Any]) -> str:
         near = f", kNN {found['knn']:.2f} %" if "knn" in found else ""
-        done = f"{found['run']}: {found['epochs']} epochs, loss {found['loss']:.4f}{near}"
+        done = f"{found['run']}: {found['epochs']} epoch{'s' * (found['epochs'] > 1)}, loss {found['loss']:.4f}{near}"
         return f"{done}\nnext: marginlens probe {found['run']}"
 
     perform((Pretrain, PretrainPlace), dict(settings), act, say)
@@ -62,16 +64,19 @@ def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> Non
 
         marginlens probe runs/mocov3-shapes-tiny-plain-seed0-1a2b3c4d5e
 
-        marginlens probe RUN --holdout 5000
+        marginlens probe RUN --holdout 1000
 
     Args:
         run: The run's folder.
     """
 
-    def act(chosen: Probe, place: EvaluatePlace) -> dict[str, Any]:
-        return probing.probe(open_run(run), chosen, **place.model_dump())
+    found = open_run(run)
 
-    perform((Probe, EvaluatePlace), dict(settings), act, _accuracy)
+    def act(chosen: Probe, place: EvaluatePlace) -> dict[str, Any]:
+        return probing.probe(found, chosen, **place.model_dump())
+
+    recipe = PROBE_RECIPES.get(found.settings.data)
+    perform((Probe, EvaluatePlace), dict(settings), act, _accuracy, recipe)
 
 
 def knn(run: Positional[Path], settings: OmitArgPrefixes[KnnOptions]) -> None:
@@ -106,7 +111,7 @@ def transfer(run: Positional[Path], settings: OmitArgPrefixes[TransferOptions]) 
         where = place.model_dump()
         return probing.transfer(open_run(run), where.pop("to"), chosen, **where)
 
-    perform((Probe, TransferPlace), dict(settings), act, _accuracy)
+    perform((Probe, TransferPlace), dict(settings), act, _accuracy, PROBE_RECIPES.get(settings.get("to", "")))
 
 
 def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> None:

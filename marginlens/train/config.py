@@ -64,6 +64,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """What a data set asks for. `shapes`: what a CPU learns from in minutes (docs/laboratory.md has the measurements)."""
 
+PROBE_RECIPES: dict[str, dict[str, Any]] = {
+    "shapes": {"epochs": 20, "batch": 16, "lr": 0.5, "crop_scale": (0.5, 1.0)},
+}
+"""What a data set asks of a probe on it; the paper's data sets ask for what `Probe` has."""
+
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "mocov3": {"last_bn": True},
     "simclr": {},

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from marginlens.data.atomic import DataError
 from marginlens.data.atomic import save as save_bytes
 from marginlens.data.folder import prepare_folder
+from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
 from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
@@ -81,18 +82,20 @@ def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
     _write(path, save({name: t.contiguous() for name, t in backbone.state_dict().items()}, facts))
     card = path.with_suffix(".md")
     _write(card, model_card(run, path.name, facts, fingerprint(backbone)).encode())
-    return {"out": str(path), "card": str(card), **facts}
+    shown = {"encoder": settings.encoder, "stem": backbone.stem, "features": backbone.features, "run": run.id}
+    return {"out": str(path), "card": str(card), **shown, "size": settings.size, "mean": run.mean, "std": run.std}
 
 
 def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str:
     """What someone who is handed the weights must know, as Markdown."""
     settings, result = run.settings, run.result
     rows = [("method", settings.method), ("effect", f"`{settings.effect}`"), ("data", settings.data)]
-    rows += [("epochs", str(settings.epochs)), ("batch", str(settings.batch)), ("seed", str(settings.seed))]
+    rows += [("images", f"{result['images']:,}"), ("epochs", str(settings.epochs)), ("batch", str(settings.batch))]
+    rows += [("seed", str(settings.seed))]
     rows += [(key, facts[key]) for key in ("encoder", "stem", "features", "size", "mean", "std")]
     rows += [("loss, last epoch", f"{result['loss']:.4f}"), ("run", run.id), ("SHA-256 of the weights", checksum)]
     measured = [
-        f"| {found['kind']} | {found['data']} | {found['top1']:.2f} |{_holdout(found)} |" for found in run.evaluations
+        f"| {found['kind']} | {found['data']} | {found['top1']:.2f} | {_how(found)} |" for found in run.evaluations
     ] or ["| nothing was measured | | | |"]
     return "\n".join(
         [
@@ -107,21 +110,24 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
             "",
             "## Measured",
             "",
-            "| | data | top-1, % | |",
+            "| | data | top-1, % | how |",
             "|---|---|---|---|",
             *measured,
             "",
             "## Use",
             "",
             "```python",
+            "import torch",
             "from safetensors.torch import load_file",
             "from marginlens.nets import encoder, load_backbone",
             "",
             f'model = encoder("{settings.encoder}", stem="{facts["stem"]}")',
             f'load_backbone(model, load_file("{file}"))',
+            "model.eval()  # or its batch norms go on learning",
+            f"mean, std = torch.tensor({facts['mean']}), torch.tensor({facts['std']})",
+            f"images = torch.rand(4, 3, {settings.size}, {settings.size})  # yours: RGB in [0, 1]",
+            "features = model((images - mean[:, None, None]) / std[:, None, None])",
             "```",
-            "",
-            f"Images are RGB in [0, 1], {settings.size} x {settings.size} px, normalised by the mean and std above.",
             "",
             "## All settings",
             "",
@@ -133,9 +139,10 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
     )
 
 
-def _holdout(found: dict[str, Any]) -> str:
-    kept = found["settings"].get("holdout", 0)
-    return f" on {kept} images kept back from training" if kept else ""
+def _how(found: dict[str, Any]) -> str:
+    asked = found["settings"]
+    how = f"k = {found['neighbours']}" if found["kind"] == "knn" else f"{asked['epochs']} epochs"
+    return f"{how}, on {asked['holdout']} images kept back from training" if asked["holdout"] else how
 
 
 @contextmanager
@@ -145,8 +152,8 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
     if path.is_dir() and "/" not in data and exists(data):
         raise DataError(f"{data} is a folder here and a prepared data set; write ./{data} for the folder, or rename it")
     if not path.is_dir():
-        if "/" in data:
-            raise DataError(f"{path} is not a folder; give one with images, or the name of a prepared data set")
+        if data not in SOURCES and not exists(data):
+            raise DataError(f"{data} is neither a folder with images nor a prepared data set (marginlens data list)")
         yield open_feed(data, where, workers), []
         return
     with tempfile.TemporaryDirectory() as aside:

@@ -15,10 +15,19 @@ import yaml
 from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
-from marginlens.train.config import METHOD_DEFAULTS, RECIPES, Pretrain, Settings, build, hint
+from marginlens.train.config import (
+    METHOD_DEFAULTS,
+    PROBE_RECIPES,
+    RECIPES,
+    Pretrain,
+    Probe,
+    Settings,
+    build,
+    hint,
+)
 
 COMMON = {
-    "config": (str, "JSON or YAML with settings by name, or a run's config.json; options override it."),
+    "config": (str, "A file, JSON or YAML, with settings by name; options override it."),
     "print_config": (bool, "Print all settings as JSON, which --config reads, and stop."),
     "json": (bool, "Print the result as JSON."),
 }
@@ -43,10 +52,11 @@ def perform(
     given: dict[str, Any],
     act: Callable[..., dict[str, Any]],
     say: Callable[[dict[str, Any]], str],
+    recipe: dict[str, Any] | None = None,
 ) -> None:
     """Settles the settings, then prints them, or does the work and prints what it found, as text or as JSON."""
     overrides = {name: value for name, value in given.items() if name not in COMMON}
-    settings = settle(models, given.get("config", ""), overrides)
+    settings = settle(models, given.get("config", ""), overrides, recipe)
     if given.get("print_config"):
         print(show(*settings))
         return
@@ -54,9 +64,11 @@ def perform(
     print(json.dumps(found, indent=1, allow_nan=False) if given.get("json") else say(found))
 
 
-def settle(models: Sequence[type[Settings]], config: str, overrides: dict[str, Any]) -> list[Any]:
-    """Each model's settings: from the file, then from the command line, then from the recipe."""
-    given = (read_config(Path(config)) if config else {}) | overrides
+def settle(
+    models: Sequence[type[Settings]], config: str, overrides: dict[str, Any], recipe: dict[str, Any] | None = None
+) -> list[Any]:
+    """Each model's settings: what the command line says, else the file, else the recipe, else the defaults."""
+    given = (recipe or {}) | (read_config(Path(config)) if config else {}) | overrides
     every = [name for model in models for name in model.model_fields]
     for name in given:
         if name not in every:
@@ -95,8 +107,8 @@ def _default(model: type[Settings], name: str) -> str:
     if value is PydanticUndefined:
         return "(required)"
     said = [f"default: {_text(value)}"]
-    if model is Pretrain:
-        said += [f"{key}: {_text(own[name])}" for key, own in {**METHOD_DEFAULTS, **RECIPES}.items() if name in own]
+    recipes = {Pretrain: METHOD_DEFAULTS | RECIPES, Probe: PROBE_RECIPES}.get(model, {})
+    said += [f"{key}: {_text(own[name])}" for key, own in recipes.items() if name in own]
     return f"({'; '.join(said)})"
 
 

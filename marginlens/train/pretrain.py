@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import marginlens as ml
 from marginlens.data.atomic import DataError
+from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.nets.ema import MOMENTA
 from marginlens.train import checkpoint, record
 from marginlens.train.config import Knn, Pretrain
@@ -122,8 +124,15 @@ def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
         record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
+        if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
+            display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
         facts = {"precision": precision, "engine": "eager", "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
+
+
+def _idle(effect: Effect) -> bool:
+    """Whether an effect that takes numbers was given none but those that do nothing."""
+    return isinstance(effect, Margin | Emphasis) and effect == type(effect)()
 
 
 def _check_precision(run: Run, precision: str) -> None:
@@ -188,11 +197,12 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
     if last or (knn_every and epoch % knn_every == 0):
         found = knn_accuracy(trainer.method.backbone, trainer.feed, Knn(), settings.size, trainer.precision)
         metrics |= {"knn": found} if found is not None else {}
+    which = "features" if metrics["spread"] < COLLAPSED else "embeddings"
     if (least := min(metrics["spread"], metrics["embedding_spread"])) < COLLAPSED and not trainer.warned:
         trainer.warned = True
         display.say(
-            f"warning: the representation has collapsed at epoch {epoch} (its spread is {least:.1e}); "
-            f"lower lr, or check that the effect leaves the negatives a gradient"
+            f"warning: the {which} have hardly any spread at epoch {epoch} ({least:.1e}; 1 is an even sphere): they "
+            f"collapse, unless this is the very beginning; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
     with disk(run.path, trainer.kept):

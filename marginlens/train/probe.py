@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from marginlens.data import draw
 from marginlens.data.views import View
 from marginlens.train import record
-from marginlens.train.config import Knn, Pretrain, Probe, Settings
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings
 from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
@@ -47,7 +47,8 @@ def probe(
 ) -> dict[str, Any]:
     """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again."""
     run = run if isinstance(run, Run) else open_run(run)
-    return _evaluate("probe", run, run.settings.data, settings or Probe(), device, workers, again, quiet)
+    settings = settings or Probe(**PROBE_RECIPES.get(run.settings.data, {}))
+    return _evaluate("probe", run, run.settings.data, settings, device, workers, again, quiet)
 
 
 def transfer(
@@ -62,7 +63,8 @@ def transfer(
 ) -> dict[str, Any]:
     """Linear probe of a run on other data, which are normalised by their own mean and std."""
     run = run if isinstance(run, Run) else open_run(run)
-    return _evaluate("transfer", run, to, settings or Probe(), device, workers, again, quiet)
+    settings = settings or Probe(**PROBE_RECIPES.get(to, {}))
+    return _evaluate("transfer", run, to, settings, device, workers, again, quiet)
 
 
 def knn(
@@ -114,6 +116,11 @@ def linear_probe(
         rate = (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
         display.step(epoch + 1, lambda m=mean: m, lambda r=rate: r)  # type: ignore[misc]
         display.epoch(epoch + 1, epoch + 1, {"loss": mean}, rate)
+    if mean > 2 * (guess := math.log(len(feed.classes))) > 0:
+        display.say(
+            f"warning: the probe's loss ended at {mean:.1f}, and guessing has {guess:.1f}: it diverged, and its "
+            f"accuracy says nothing of the backbone; lower --lr ({settings.lr:g}) or give it more epochs"
+        )
     with torch.no_grad():
         scores = layer(test)
     found = {f"top{k}": accuracy(scores, chosen.test_labels, k) for k in (1, 5)}

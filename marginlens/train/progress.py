@@ -52,7 +52,7 @@ class Display:
     def epoch(self, done: int, number: int, metrics: dict[str, Any], rate: float) -> None:
         """An epoch's end."""
         if "knn" in metrics:
-            self.knn = f"  kNN {metrics['knn']:.1f} %"
+            self.knn = f"  kNN {metrics['knn']:.1f} % (epoch {number})"
         loss = f"loss {metrics['loss']:.4f}"
         self.bar.update(self.task, said=f"{loss}  {rate:,.0f} images/s{self.knn}")
         now = time.monotonic()

@@ -56,12 +56,32 @@ def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):
         found.settings.model_dump_json()
     )
     for command in ("probe", "knn"):
-        assert json.loads(run(capsys, command, "RUN", "--print-config").out)["holdout"] == 0
+        assert json.loads(run(capsys, command, found.path, "--print-config").out)["holdout"] == 0
 
 
 def test_the_same_from_python(tmp_path):
     done = ml.pretrain(ml.Pretrain(**SMALL), runs=tmp_path, quiet=True)
     assert ml.probe(done, ml.Probe(epochs=1), quiet=True)["top1"] == ml.probe(done.path, ml.Probe(epochs=1))["top1"]
+
+
+def test_an_effect_without_numbers_is_noted(capsys, tmp_path):
+    said = run(capsys, *words(effect="margin", epochs=1, runs=tmp_path)).err
+    assert "note: margin at its defaults changes nothing" in said
+    assert "note:" not in run(capsys, *words(effect="margin(m1=0.1)", epochs=1, runs=tmp_path)).err
+
+
+def test_shapes_has_a_probe_of_its_own(capsys, shapes, tmp_path):
+    short = ml.pretrain(ml.Pretrain(data="shapes", limit=64, epochs=1), runs=tmp_path, quiet=True)
+    printed = json.loads(run(capsys, "probe", short.path, "--print-config", "--lr", "0.1").out)
+    assert (printed["epochs"], printed["batch"], printed["lr"], printed["crop_scale"]) == (20, 16, 0.1, [0.5, 1.0])
+    assert json.loads(run(capsys, "transfer", short.path, "--to", "little", "--print-config").out)["epochs"] == 100
+    assert "(default: 100; shapes: 20)" in " ".join(helped(capsys, "probe").split())
+
+
+def helped(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    return capsys.readouterr().out.replace("\u2502", "").replace("|", "")
 
 
 MISTAKES = {
@@ -89,7 +109,7 @@ MISTAKES = {
     "missing from marginlens probe": ["probe"],
     "--to is missing": ["transfer", "nowhere"],
     "--out is missing": ["export", "nowhere"],
-    "size is 3; it must be from 8 to 512 pixels": ["probe", "nowhere", "--size", "3"],
+    "size is 3; it must be from 8 to 512 pixels": ["knn", "nowhere", "--size", "3"],
 }
 
 

@@ -89,6 +89,8 @@ def test_the_exported_backbone_is_the_run_s_and_starts_another(whole, tmp_path):
     names = {}
     exec(code, names)
     assert torch.equal(names["model"].conv1.weight, model.conv1.weight)
+    assert not names["model"].training
+    assert names["features"].shape == (4, model.features)
     again = ml.pretrain(settings(weights=str(file), lr=0.0, ema=1.0, epochs=1), runs=tmp_path / "runs", quiet=True)
     assert torch.equal(load_backbone_of(again).conv1.weight, model.conv1.weight)
     file.unlink()  # a run that is done no longer needs what it began from
@@ -123,7 +125,7 @@ def test_nothing_is_overwritten(whole, tmp_path):
         ml.export(whole, tmp_path / "backbone.pt")
     with pytest.raises(ValueError, match="give --out another place"):
         ml.export(whole, "/proc/nope/b.safetensors")
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="is neither a folder with images nor a prepared data set"):
         ml.embed(whole, tmp_path / "nowhere", tmp_path / "n.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["f.safetensors", "g.files.txt", "h.md"]
     assert all(p.read_text() == "mine" for p in tmp_path.iterdir())

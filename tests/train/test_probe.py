@@ -268,6 +268,13 @@ def test_a_probe_that_is_not_finite_is_not_recorded(whole):
     assert not any(found["settings"].get("lr") == 1e38 for found in whole.evaluations)
 
 
+def test_a_probe_that_diverged_says_so(whole, capsys):
+    ml.probe(whole, ml.Probe(epochs=2, lr=1e3))
+    assert "it diverged, and its accuracy says nothing" in capsys.readouterr().err
+    ml.probe(whole, ml.Probe(epochs=2, lr=1e-3))
+    assert "diverged" not in capsys.readouterr().err
+
+
 def test_a_new_option_of_an_evaluation_orphans_none(monkeypatch):
     class Later(ml.Probe):
         new: bool = False

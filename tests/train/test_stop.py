@@ -218,7 +218,8 @@ def test_a_collapse_is_warned_about(tmp_path, monkeypatch, capsys, method, part)
     monkeypatch.setattr(training, "make_method", collapsed)
     run = ml.pretrain(settings(method=method, lr=0.0, epochs=2), runs=tmp_path)
     said = capsys.readouterr().err
-    assert said.count("warning: the representation has collapsed at epoch 1") == 1
+    name = "features" if part == "backbone" else "embeddings"
+    assert said.count(f"warning: the {name} have hardly any spread at epoch 1") == 1
     assert "at epoch 2" not in said
     assert run.metrics[0]["embedding_spread"] < training.COLLAPSED
     assert (run.metrics[0]["spread"] < training.COLLAPSED) == (part == "backbone")
@@ -374,7 +375,7 @@ def test_progress_off_a_terminal(tmp_path, capsys):
     said = capsys.readouterr()
     lines = [line for line in said.err.splitlines() if line.startswith("epoch")]
     number = r"\d[\d,]*"
-    form = rf"epoch \d/2  loss \d+\.\d{{4}}  {number} images/s  ETA \d+:\d\d  kNN \d+\.\d %"
+    form = rf"epoch \d/2  loss \d+\.\d{{4}}  {number} images/s  ETA \d+:\d\d  kNN \d+\.\d % \(epoch \d\)"
     assert len(lines) == 2
     assert all(re.fullmatch(form, line) for line in lines)
     assert lines[-1].startswith("epoch 2/2")
