@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import torch
@@ -128,10 +129,12 @@ def middles(
 def _started(loader: DataLoader[Any]) -> Iterator[Any]:
     """The loader's batches; what a worker says of a bad file stays one line.
 
-    Its workers are born deaf to Ctrl-C, which goes to every process of a terminal: what it means is the main one's to
-    decide.
+    Its workers are born deaf to Ctrl-C and SIGTERM, which a terminal and a scheduler send to every process: what they
+    mean is the main one's to decide, and a worker that dies of them would interrupt it in the middle of a step.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if loader.num_workers:
+        resource_tracker.ensure_running()  # which would unblock the two signals again when it is first started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         batches = iter(loader)
     finally:

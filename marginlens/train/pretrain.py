@@ -152,7 +152,7 @@ def train(
     saved = time.monotonic()
     while trainer.step < trainer.total:
         begin = time.perf_counter()
-        for views in _views(trainer, asked):
+        for views in _views(trainer):
             train_step(trainer, views)
             trainer.seconds, begin = trainer.seconds + time.perf_counter() - begin, time.perf_counter()
             display.step(trainer.step, lambda: float(_last_loss(trainer)), lambda: trainer.rate)
@@ -169,16 +169,13 @@ def train(
             raise Stopped(f"stopped by {asked.signal}; {trainer.kept}. Go on with --resume", asked.code)
 
 
-def _views(trainer: Trainer, asked: Asked) -> Iterator[list[Tensor]]:
-    """What is left of the epoch, up to a file that cannot be read, or to a signal that ended the workers too."""
+def _views(trainer: Trainer) -> Iterator[list[Tensor]]:
+    """What is left of the epoch, up to a file that cannot be read: what was learned before it is kept."""
     try:
         yield from batches(trainer)
     except DataError:
         save(trainer)
         raise
-    except RuntimeError as error:
-        if not asked.signal or "DataLoader worker" not in str(error):
-            raise
 
 
 def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int) -> None:

@@ -80,7 +80,7 @@ def test_a_signal_saves_and_stops(tmp_path, number):
     process = at_work(tmp_path, json=True)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, err
     assert out == ""
     line = one_line(err)
     run = only(tmp_path)
@@ -438,6 +438,6 @@ def test_a_signal_to_the_workers_too(tmp_path, number, delay):
     time.sleep(delay)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, err
     assert f"stopped by {number.name}" in one_line(err)
     finite(only(tmp_path / "runs"))
