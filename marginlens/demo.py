@@ -20,11 +20,11 @@ from marginlens.train.config import Knn, Pretrain, Probe, build
 from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, frozen, plain_images
 from marginlens.train.feed import Feed, open_feed
-from marginlens.train.model import make_encoder, make_method, make_views
+from marginlens.train.model import make_method, make_views
 from marginlens.train.pretrain import pretrain
 from marginlens.train.probe import linear_probe, probe
 from marginlens.train.progress import Display
-from marginlens.train.restore import load_backbone_of, load_method_of
+from marginlens.train.restore import load_method_of
 
 EFFECTS = {"plain": "plain", "margin": "margin(m1=0.2, m2=0.1)", "emphasis": "emphasis(s=2)"}
 EPOCHS = 10
@@ -90,25 +90,25 @@ def _settings(effect: str, epochs: int) -> Pretrain:
 
 def _random(feed: Feed, settings: Pretrain) -> Shown:
     """What the runs begin from: every probe needs its floor."""
-    backbone, method = make_encoder(settings), make_method(settings)
+    method = make_method(settings)
     display = Display("random", PROBE.epochs, PROBE.epochs, quiet=True)
-    found = linear_probe(backbone, feed, PROBE, settings.size, torch.float32, display)
-    near = knn_accuracy(backbone, feed, Knn(), settings.size, torch.float32)
-    return Shown("random", "not trained", found["top1"], near or 0.0, 0.0, [], *_look(backbone, method, feed, settings))
+    found = linear_probe(method.backbone, feed, PROBE, settings.size, torch.float32, display)
+    near = knn_accuracy(method.backbone, feed, Knn(), settings.size, torch.float32)
+    return Shown("random", "not trained", found["top1"], near or 0.0, 0.0, [], *_look(method, feed, settings))
 
 
 def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
     run = pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY)
     found = probe(run, PROBE, device="cpu", quiet=True)
-    looks = _look(load_backbone_of(run), load_method_of(run), feed, settings)
+    looks = _look(load_method_of(run), feed, settings)
     result = run.result
     return Shown(name, settings.effect, found["top1"], result["knn"], result["seconds"], run.metrics, *looks)
 
 
-def _look(backbone: nn.Module, method: Method, feed: Feed, settings: Pretrain) -> tuple[Tensor, Tensor]:
+def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[Tensor, Tensor]:
     """Features of the test images, and the angles between the two views of each as the loss would see them."""
     some = torch.arange(len(feed.labels("test")))
-    found = features(backbone, plain_images(feed, "test", some, settings.size), torch.float32)
+    found = features(method.backbone, plain_images(feed, "test", some, settings.size), torch.float32)
     assert isinstance(method, nn.Module)
     with frozen(method):
         views = feed.views("test", some, make_views(settings, feed), settings.seed, 0, BATCH)

@@ -43,7 +43,7 @@ def embed(
     `features` (n, d) and, where there are labels, `labels` (n,); row by row the files' names are in a text file beside
     it. Images are normalised as in pre-training. `split` is the first one there is, unless given.
     """
-    run, path = run if isinstance(run, Run) else open_run(run), _free(out, ".files.txt")
+    run, path = open_run(run), _free(out, ".files.txt")
     where = choose_device(device)
     backbone = placed(load_backbone_of(run), where)
     with _feed(str(data), where, workers, skip_bad) as (feed, skipped):
@@ -67,7 +67,7 @@ def embed(
 
 def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
     """Writes the backbone's weights as safetensors under torchvision's names, and a model card beside them."""
-    run, path = run if isinstance(run, Run) else open_run(run), _free(out, ".md")
+    run, path = open_run(run), _free(out, ".md")
     backbone, settings = load_backbone_of(run), run.settings
     facts = {
         "format": "pt",

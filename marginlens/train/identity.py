@@ -41,21 +41,24 @@ NEUTRAL_EVALUATION: dict[str, Any] = {"weight_decay": 0.0, "holdout": 0, "resize
 
 def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
     """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
-    values = settings.model_dump(mode="json")
-    kept = {n: v for n, v in values.items() if n not in NEUTRAL_EVALUATION or v != NEUTRAL_EVALUATION[n]}
-    text = json.dumps([kind, fingerprint, NUMERICS, kept], sort_keys=True)
+    text = json.dumps([kind, fingerprint, NUMERICS, _telling(settings, NEUTRAL_EVALUATION)], sort_keys=True)
     return f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
     """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
-    values = settings.model_dump(mode="json")
-    kept = {name: value for name, value in values.items() if name not in NEUTRAL or value != NEUTRAL[name]}
+    kept = _telling(settings, NEUTRAL)
     if settings.method == "simclr":
         del kept["ema"]  # it has no teacher
     if settings.weights:
         kept["weights"] = digest(Path(settings.weights).expanduser())
     return {"settings": kept, "data": fingerprint, "numerics": NUMERICS}
+
+
+def _telling(settings: Settings, neutral: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are not at their neutral value."""
+    values = settings.model_dump(mode="json")
+    return {name: value for name, value in values.items() if name not in neutral or value != neutral[name]}
 
 
 def identify(settings: Pretrain, fingerprint: str) -> str:

@@ -46,7 +46,7 @@ def probe(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again."""
-    run = run if isinstance(run, Run) else open_run(run)
+    run = open_run(run)
     settings = settings or Probe(**PROBE_RECIPES.get(run.settings.data, {}))
     return _evaluate("probe", run, run.settings.data, settings, device, workers, again, quiet)
 
@@ -62,7 +62,7 @@ def transfer(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Linear probe of a run on other data, which are normalised by their own mean and std."""
-    run = run if isinstance(run, Run) else open_run(run)
+    run = open_run(run)
     settings = settings or Probe(**PROBE_RECIPES.get(to, {}))
     return _evaluate("transfer", run, to, settings, device, workers, again, quiet)
 
@@ -77,7 +77,7 @@ def knn(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Nearest neighbours of a run on the data it learned from."""
-    run = run if isinstance(run, Run) else open_run(run)
+    run = open_run(run)
     return _evaluate("knn", run, run.settings.data, settings or Knn(), device, workers, again, quiet)
 
 

@@ -103,8 +103,10 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     return open_run(path)
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """A run by its folder."""
+def open_run(path: Run | str | os.PathLike[str]) -> Run:
+    """A run by its folder; one that is open already is returned as it is."""
+    if isinstance(path, Run):
+        return path
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         what = "is not a run's folder: it has no config.json" if folder.exists() else "does not exist"
