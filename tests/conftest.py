@@ -1,12 +1,13 @@
 """One thread a process: tests run in as many processes as there are cores, and threads would only get in their way.
 
-On the CPU, also where there is a GPU; MARGINLENS_TEST_CUDA=1 leaves that visible.
+On the CPU, also where there is a GPU, with Triton's kernels in its interpreter; MARGINLENS_TEST_CUDA=1 uses the GPU.
 """
 
 import os
 
 if not os.environ.get("MARGINLENS_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
 
 import pytest
 import torch
