@@ -84,9 +84,9 @@ def uniforms(indices: Tensor, seed: int, epoch: int | Tensor, number: int, block
     return words.bitwise_right_shift_(8).float().mul_(2.0**-24).flatten(1)
 
 
-def order(count: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of `count` samples, int64 on the CPU: sorted by 48 random bits each, from no state."""
-    u = uniforms(torch.arange(count), seed, epoch, _ORDER, blocks=1).double()
+def order(count: int, seed: int, epoch: int, device: torch.device | None = None) -> Tensor:
+    """A permutation of `count` samples, int64: sorted by 48 random bits each, from no state. The same on any device."""
+    u = uniforms(torch.arange(count, device=device), seed, epoch, _ORDER, blocks=1).double()
     return torch.argsort(u[:, 0] + u[:, 1] * 2.0**-24, stable=True)
 
 

@@ -29,6 +29,15 @@ class Method(Protocol):
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         """The loss of two views of a batch."""
 
+    def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The first half of `loss`: what the student makes of the views."""
+
+    def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The second half: what the queries are compared with; needs nothing of the first, so it can run beside it."""
+
+    def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
+        """The loss of both halves."""
+
     def rows(self, views: Sequence[Tensor]) -> Rows:
         """What the loss sees of each row, without gradient; batch norms count the batch."""
 

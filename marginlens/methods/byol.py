@@ -62,23 +62,32 @@ class BYOL(nn.Module):
         return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        return torch.stack([positive_only(p, z, **self.settings) for p, z in self._pairs(views)]).sum()
+        return self.compare(self.queries(views), self.keys(views))
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
-            found = [rows(p, z, layout="positive_only", **self.settings) for p, z in self._pairs(views)]
+            pairs = zip(self.queries(views), self.keys(views), strict=True)
+            found = [rows(p, z, layout="positive_only", **self.settings) for p, z in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 
-    def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Predictions (n, out) and what they predict (n, out)."""
+    def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        ways = [(strong, weak), (weak, strong)] if self.symmetric else [(strong, weak)]
-        with torch.no_grad():
-            targets = [_embed(self.teacher, t) for _, t in ways]
-        return [(self.predictor(_embed(self.student, p)), z) for (p, _), z in zip(ways, targets, strict=True)]
+        return [self.predictor(_embed(self.student, x)) for x in ((strong, weak) if self.symmetric else (strong,))]
+
+    @torch.no_grad()
+    def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """What they predict: the teacher's embeddings (n, out) of the other view."""
+        strong, weak = pair(views)
+        return [_embed(self.teacher, x) for x in ((weak, strong) if self.symmetric else (weak,))]
+
+    def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
+        """The loss of predictions against what they predict."""
+        found = [positive_only(p, z, **self.settings) for p, z in zip(queries, keys, strict=True)]
+        return torch.stack(found).sum()
 
 
 def check_effect(effect: Effect) -> None:

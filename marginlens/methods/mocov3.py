@@ -62,23 +62,32 @@ class MoCoV3(nn.Module):
         return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        return self.scale * torch.stack([info_nce(q, k, **self.settings) for q, k in self._pairs(views)]).sum()
+        return self.compare(self.queries(views), self.keys(views))
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
-            found = [rows(q, k, **self.settings) for q, k in self._pairs(views)]
+            pairs = zip(self.queries(views), self.keys(views), strict=True)
+            found = [rows(q, k, **self.settings) for q, k in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 
-    def _pairs(self, views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Queries (n, out) and the keys (n, out) that they are compared with."""
+    def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        ways = [(strong, weak), (weak, strong)] if self.symmetric else [(strong, weak)]
-        with torch.no_grad():
-            keys = [_embed(self.teacher, k) for _, k in ways]
-        return [(self.predictor(_embed(self.student, q)), k) for (q, _), k in zip(ways, keys, strict=True)]
+        return [self.predictor(_embed(self.student, x)) for x in ((strong, weak) if self.symmetric else (strong,))]
+
+    @torch.no_grad()
+    def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """The teacher's embeddings (n, out) of the view that the query has not seen."""
+        strong, weak = pair(views)
+        return [_embed(self.teacher, x) for x in ((weak, strong) if self.symmetric else (weak,))]
+
+    def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
+        """The loss of queries against keys."""
+        found = [info_nce(q, k, **self.settings) for q, k in zip(queries, keys, strict=True)]
+        return self.scale * torch.stack(found).sum()
 
 
 def _embed(net: nn.ModuleDict, x: Tensor) -> Tensor:

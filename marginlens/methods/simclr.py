@@ -53,15 +53,28 @@ class SimCLR(nn.Module):
         return self.loss(views)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        return nt_xent(*self._embed(views), **self.settings)
+        return self.compare(self.queries(views), self.keys(views))
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
-            return rows(*self._embed(views), layout="nt_xent", **self.settings)
+            (z1,), (z2,) = self.queries(views), self.keys(views)
+            return rows(z1, z2, layout="nt_xent", **self.settings)
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         """There is no teacher to move."""
 
-    def _embed(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings (n, out) of each view."""
-        return [self.student["projector"](self.student["backbone"](x)) for x in pair(views)]
+    def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings (n, out) of the strong view."""
+        return [self._embed(pair(views)[0])]
+
+    def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings (n, out) of the weak view."""
+        return [self._embed(pair(views)[1])]
+
+    def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
+        """The loss among all of them."""
+        return nt_xent(*queries, *keys, **self.settings)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.student["projector"](self.student["backbone"](x))
+        return embedding

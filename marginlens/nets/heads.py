@@ -7,7 +7,19 @@ layer. True is what the measured prototype had; MoCo v3's official heads have no
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+
+from marginlens.nets import fast
+
+
+class Head(nn.Sequential):
+    """Linear, batch norm, ReLU, linear, and maybe a batch norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if fast.on():
+            return fast.head(self, x)
+        out: Tensor = super().forward(x)
+        return out
 
 
 def projector(in_dim: int, *, hidden: int = 2048, out: int = 128, last_bn: bool = True, bias: bool = True) -> nn.Module:
@@ -27,11 +39,11 @@ def predictor(dim: int = 128, *, hidden: int = 2048, bias: bool = True) -> nn.Mo
     return _two_layers(dim, hidden, dim, bias)
 
 
-def _two_layers(inputs: int, hidden: int, outputs: int, bias: bool) -> nn.Sequential:
+def _two_layers(inputs: int, hidden: int, outputs: int, bias: bool) -> Head:
     for what, size in (("input", inputs), ("hidden", hidden), ("output", outputs)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"the head's {what} size is {size!r}; it must be a whole number, at least 1")
-    return nn.Sequential(
+    return Head(
         nn.Linear(inputs, hidden, bias=bias),
         nn.BatchNorm1d(hidden),
         nn.ReLU(inplace=True),

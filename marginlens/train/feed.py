@@ -62,18 +62,19 @@ class Arrays:
     def views(
         self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
     ) -> Iterator[list[Tensor]]:
-        images = self._images(split)
+        images = self.images(split)
         order = order.to(self.device)
         for chosen in order.split(batch):
             some = images[chosen]
             yield [make_view(some, chosen, view, seed, epoch, first + i) for i, view in enumerate(views)]
 
     def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
-        images = self._images(split)
+        images = self.images(split)
         for some in chosen.to(self.device).split(batch):
             yield middle(images[some], size, resize)
 
-    def _images(self, split: str) -> Tensor:
+    def images(self, split: str) -> Tensor:
+        """All of a split on the device, uint8 (n, 3, height, width)."""
         if split not in self._held:
             self._held[split] = self.store.split(split).to(self.device)[0]
         return self._held[split]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from marginlens.train.config import Settings, Size
@@ -18,6 +20,9 @@ class PretrainPlace(Machine):
     """Where and how a pre-training runs."""
 
     runs: str = Field("runs", description="Folder of runs; the run gets a folder of its own in it.")
+    engine: Literal["auto", "eager", "graph"] = Field(
+        "auto", description="The step as one CUDA graph, or one operation after another; auto: a graph if possible."
+    )
     resume: bool = Field(False, description="Go on where the same run was interrupted; start it if it was not.")
     knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
     checkpoint_seconds: float = Field(60.0, ge=0, description="Time between checkpoints.")

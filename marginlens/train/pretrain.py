@@ -19,8 +19,10 @@ from marginlens.data.atomic import DataError
 from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.nets.ema import MOMENTA
 from marginlens.train import checkpoint, record
+from marginlens.train import engine as engines
 from marginlens.train.config import Knn, Pretrain
 from marginlens.train.curves import Curves
+from marginlens.train.engine import Engine, Name
 from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, plain_images, spread
 from marginlens.train.feed import Feed, open_feed
@@ -36,7 +38,7 @@ from marginlens.train.model import (
 from marginlens.train.progress import Display
 from marginlens.train.record import Run
 from marginlens.train.stop import Asked, Stopped, disk, memory, signals
-from marginlens.train.trainer import Trainer, batches, causes, check_data, load, look, state, train_step
+from marginlens.train.trainer import Trainer, causes, check_data, load, look, state
 
 COLLAPSED = 0.05
 """A spread below this is warned about. Seen: 0.09 and more before training, 0.6 and more after, 0.02 in a collapse."""
@@ -51,6 +53,7 @@ def pretrain(
     runs: str | Path = "runs",
     resume: bool = False,
     device: str = "auto",
+    engine: Name = "auto",
     workers: int = 2,
     knn_every: int = 10,
     checkpoint_seconds: float = 60.0,
@@ -59,12 +62,13 @@ def pretrain(
     """Pre-trains with these settings in a folder of its own below `runs`, and returns the run.
 
     A run that is complete is returned as it is. One that was interrupted goes on with `resume=True`. `knn_every`:
-    epochs between looks at nearest neighbours (0: at the end only); `checkpoint_seconds`: time between checkpoints.
+    epochs between looks at nearest neighbours (0: at the end only); `checkpoint_seconds`: time between checkpoints;
+    `engine`: "graph" captures the whole step once and replays it, "auto" does so where it can.
     """
     where = choose_device(device)
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
-    choose_precision(settings.amp, where)
+    engines.check(engine, feed, choose_precision(settings.amp, where))
     # what does not fit is refused before there is a folder
     make_views(settings, feed)
     make_encoder(settings)
@@ -77,9 +81,9 @@ def pretrain(
         with memory(lower):
             trainer = start(run, feed, samples)
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
-                go_on(trainer, display, resume)
+                chosen = go_on(trainer, display, resume, engine)
                 with Curves(run.path / "tensorboard", trainer.step) as curves:
-                    train(trainer, display, curves, asked, knn_every, checkpoint_seconds)
+                    train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds)
         finish(trainer)
     return run
 
@@ -103,8 +107,8 @@ def damaged_end(run: Run) -> bool:
     return found is not None and bool(found.facts["step"] != run.result["steps"])
 
 
-def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
-    """Takes up the newest whole checkpoint, if going on was asked for, and notes the start."""
+def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Engine:
+    """Takes up the newest whole checkpoint, if going on was asked for, makes the engine, and notes the start."""
     run = trainer.run
     found, damaged = checkpoint.newest(run.path / "checkpoints", run.id)
     for line in damaged:
@@ -126,8 +130,11 @@ def go_on(trainer: Trainer, display: Display, resume: bool) -> None:
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
-        facts = {"precision": precision, "engine": "eager", "step": trainer.step}
+        chosen = engines.choose(engine, trainer)
+        display.say(f"engine: {chosen.about}")
+        facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
+    return chosen
 
 
 def _idle(effect: Effect) -> bool:
@@ -146,14 +153,19 @@ def _check_precision(run: Run, precision: str) -> None:
 
 
 def train(
-    trainer: Trainer, display: Display, curves: Curves, asked: Asked, knn_every: int, checkpoint_seconds: float
+    trainer: Trainer,
+    engine: Engine,
+    display: Display,
+    curves: Curves,
+    asked: Asked,
+    knn_every: int,
+    checkpoint_seconds: float,
 ) -> None:
     """Runs to the end, or to a signal; checkpoints on the way."""
     saved = time.monotonic()
     while trainer.step < trainer.total:
         begin = time.perf_counter()
-        for views in _views(trainer):
-            train_step(trainer, views)
+        for _ in _steps(trainer, engine):
             trainer.seconds, begin = trainer.seconds + time.perf_counter() - begin, time.perf_counter()
             display.step(trainer.step, lambda: float(_last_loss(trainer)), lambda: trainer.rate)
             if trainer.step % trainer.per_epoch == 0:
@@ -169,10 +181,10 @@ def train(
             raise Stopped(f"stopped by {asked.signal}; {trainer.kept}. Go on with --resume", asked.code)
 
 
-def _views(trainer: Trainer) -> Iterator[list[Tensor]]:
+def _steps(trainer: Trainer, engine: Engine) -> Iterator[None]:
     """What is left of the epoch, up to a file that cannot be read: what was learned before it is kept."""
     try:
-        yield from batches(trainer)
+        yield from engine.steps(trainer)
     except DataError:
         save(trainer)
         raise

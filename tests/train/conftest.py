@@ -13,7 +13,7 @@ import pytest
 
 import marginlens as ml
 from marginlens.data import prepare, store
-from marginlens.train import pretrain as training
+from marginlens.train import engine
 
 SMALL = {"data": "little", "encoder": "tiny", "hidden": 8, "out": 8, "batch": 8, "size": 8, "limit": 24, "epochs": 2}
 """Two epochs of three steps, half a second."""
@@ -81,9 +81,9 @@ def interrupted(tmp_path, monkeypatch):
                 raise Cut
             honest(trainer, views)
 
-        honest = training.train_step
+        honest = engine.train_step
         with monkeypatch.context() as patch:
-            patch.setattr(training, "train_step", train_step)
+            patch.setattr(engine, "train_step", train_step)
             asked = {"resume": again, "workers": 0, "checkpoint_seconds": 0, "quiet": True}
             with pytest.raises(Cut):
                 ml.pretrain(settings(**more), runs=runs, **asked)

@@ -188,7 +188,7 @@ def test_holding_out_never_meets_the_test_set(whole, monkeypatch):
         return asked
 
     data = little()
-    for name in ("labels", "_images"):
+    for name in ("labels", "images"):
         monkeypatch.setattr(data, name, guarded(getattr(data, name)))
     monkeypatch.setattr(probe, "open_feed", lambda *_: data)
     found = ml.probe(whole, ml.Probe(epochs=1, holdout=10), quiet=True)

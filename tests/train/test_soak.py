@@ -9,7 +9,7 @@ import pytest
 
 import marginlens as ml
 from marginlens.data import store
-from marginlens.train import pretrain as training
+from marginlens.train import engine
 from tests.train.conftest import settings
 
 STEPS, EVERY = 10_000, 100
@@ -28,8 +28,8 @@ def test_memory_and_open_files_are_flat(tmp_path, monkeypatch):
             memory.append(resident())
             files.append(len(os.listdir("/proc/self/fd")))
 
-    memory, files, honest = [], [], training.train_step
-    monkeypatch.setattr(training, "train_step", train_step)
+    memory, files, honest = [], [], engine.train_step
+    monkeypatch.setattr(engine, "train_step", train_step)
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     images = np.random.default_rng(0).integers(0, 256, (160, 3, 8, 8), dtype=np.uint8)
     store.write("noise", {"train": [store.Batch(images, np.arange(160) % 4)]}, ["a", "b", "c", "d"])

@@ -21,7 +21,8 @@ from marginlens.methods import METHODS
 from marginlens.train import record
 from marginlens.train.config import Pretrain
 from marginlens.train.feed import open_feed
-from marginlens.train.pretrain import batches, check_data, start, train_step
+from marginlens.train.pretrain import start
+from marginlens.train.trainer import batches, check_data, train_step
 
 TRACE = Path(__file__).with_name("trace.json")
 TRACED = {

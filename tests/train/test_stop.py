@@ -18,7 +18,7 @@ import marginlens as ml
 from marginlens.cli import main
 from marginlens.data.folder import prepare_folder
 from marginlens.methods import METHODS, MoCoV3
-from marginlens.train import checkpoint, progress, record
+from marginlens.train import checkpoint, engine, progress, record
 from marginlens.train import pretrain as training
 from marginlens.train.stop import Stopped, signals
 from tests.data.conftest import jpeg
@@ -102,9 +102,9 @@ def test_a_signal_saves_the_step_it_came_in(tmp_path, monkeypatch, whole, number
         if trainer.step == 5:
             os.kill(os.getpid(), number)
 
-    honest = training.train_step
+    honest = engine.train_step
     held = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    monkeypatch.setattr(training, "train_step", train_step)
+    monkeypatch.setattr(engine, "train_step", train_step)
     with pytest.raises(Stopped) as caught:
         ml.pretrain(settings(), runs=tmp_path, quiet=True)
     assert caught.value.code == 128 + number
@@ -120,8 +120,8 @@ def test_a_signal_at_the_last_step_lets_it_end(tmp_path, monkeypatch, whole):
         if trainer.step == STEPS:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    honest = training.train_step
-    monkeypatch.setattr(training, "train_step", train_step)
+    honest = engine.train_step
+    monkeypatch.setattr(engine, "train_step", train_step)
     same_end(ml.pretrain(settings(), runs=tmp_path, quiet=True), whole)
 
 
@@ -193,9 +193,9 @@ def test_what_is_not_finite_is_never_saved(tmp_path, monkeypatch, whole, where):
             with torch.no_grad():
                 kinds[where][(0,) * kinds[where].dim()] = float("nan")
 
-    honest = training.train_step
+    honest = engine.train_step
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_step", train_step)
+        patch.setattr(engine, "train_step", train_step)
         line = stopped(tmp_path)
     assert "is no longer finite at step 5" in line
     run = only(tmp_path)
@@ -392,8 +392,8 @@ def test_the_eta_counts_from_where_it_went_on(interrupted, monkeypatch, capsys):
         clock.append(clock[-1] + 10.0)
 
     run = interrupted(3, limit=8, epochs=6)
-    clock, honest = [0.0], training.train_step
-    monkeypatch.setattr(training, "train_step", train_step)
+    clock, honest = [0.0], engine.train_step
+    monkeypatch.setattr(engine, "train_step", train_step)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
     resume(run, quiet=False)
     assert re.findall(r"epoch (\d)/6 .* ETA (\d+:\d\d)", capsys.readouterr().err) == [

@@ -1,0 +1,247 @@
+"""How steps are taken: one operation after another (`eager`), or the whole step as one CUDA graph (`graph`).
+
+Both take the same steps: same samples, views, schedules, checkpoints. The eager one is the slow twin. The graph reads
+all that changes from tensors on the device (epoch, order of samples, position in it, learning rates, teacher's momenta,
+seed, the effect's numbers), so that a replay is a new step and never an old one again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from marginlens.data import draw
+from marginlens.data.views import make_view
+from marginlens.effects import Effect, Product, factors
+from marginlens.nets.ema import MOMENTA
+from marginlens.nets.fast import fast
+from marginlens.train.feed import Arrays, Feed
+from marginlens.train.schedule import learning_rate
+from marginlens.train.trainer import LOOK_EVERY, Trainer, batches, look, state, train_step
+
+Name = Literal["auto", "eager", "graph"]
+
+_WARM = 3
+"""Steps before the capture: kernels are compiled, and cuDNN tries its algorithms."""
+
+
+class Engine(Protocol):
+    """What the loop asks of an engine."""
+
+    name: str
+    about: str
+    """What was chosen, in words, for the terminal and the record."""
+
+    def steps(self, trainer: Trainer) -> Iterator[None]:
+        """Takes what is left of the epoch, a step at a time."""
+
+
+def choose(name: Name, trainer: Trainer) -> Engine:
+    """The engine by that name; `auto` is the graph wherever it can be had."""
+    if name == "eager":
+        return Eager("as asked")
+    why_not = obstacle(trainer.feed, trainer.precision)
+    return Eager(why_not) if why_not else Graph(trainer)
+
+
+def check(name: Name, feed: Feed, precision: torch.dtype) -> None:
+    """Refuses a graph where there can be none."""
+    if name not in ("auto", "eager", "graph"):
+        raise ValueError(f"there is no engine {name!r}; there are auto, eager and graph")
+    if name == "graph" and (why_not := obstacle(feed, precision)):
+        raise ValueError(f"engine is 'graph', and {why_not}; leave it to auto, or say eager")
+
+
+def obstacle(feed: Feed, precision: torch.dtype) -> str:
+    """Why a run cannot be captured, or nothing."""
+    if feed.device.type != "cuda":
+        return f"a {feed.device.type} has no graphs"
+    if not isinstance(feed, Arrays):
+        return "images that are decoded as they are needed cannot be captured"
+    if precision == torch.float16:
+        return "fp16 scales its loss as it goes, which a graph cannot"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    return ""
+
+
+class Eager:
+    """One operation after another."""
+
+    name = "eager"
+
+    def __init__(self, why: str = "") -> None:
+        self.about = f"eager ({why})"
+
+    def steps(self, trainer: Trainer) -> Iterator[None]:
+        for views in batches(trainer):
+            train_step(trainer, views)
+            yield
+
+
+class Graph:
+    """Views, teacher, student, loss, gradient, SGD and EMA, captured once and replayed.
+
+    Weights live in flat buffers (`flat.py`), beside them what is multiplied: half-precision copies, in a shadow of the
+    method that shares everything else with it. With `captured=False` the same step runs operation by operation.
+    """
+
+    name = "graph"
+
+    def __init__(self, trainer: Trainer, captured: bool = True) -> None:
+        from marginlens.data import fused
+        from marginlens.train.flat import Flat
+
+        assert isinstance(trainer.feed, Arrays)
+        settings, device, per_epoch = trainer.settings, trainer.feed.device, trainer.per_epoch
+        self.trainer = trainer
+        self.flat = Flat(trainer.method, trainer.optimizer, trainer.precision)
+        self.method, self.learning = shadow(trainer.method, self.flat.half)
+        self.method.settings["effect"], self.numbers = on_device(self.method.settings["effect"], device)
+        self.images = trainer.feed.images(settings.split)
+        reason = fused.supported(self.images, trainer.views)
+        self.views = f"views by the reference, because {reason}" if reason else "views fused"
+        self.seed = torch.tensor(settings.seed, device=device)
+        self.epoch, self.position = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+        self.order = torch.zeros(per_epoch, settings.batch, dtype=torch.int64, device=device)
+        self.rates, self.momenta = (torch.zeros(per_epoch, device=device) for _ in range(2))
+        self.side = torch.cuda.Stream() if captured and hasattr(trainer.method, "teacher") else None
+        self.graph = self._capture() if captured else None
+        self.about = f"graph ({str(trainer.precision).removeprefix('torch.')}, {self.views})"
+
+    def steps(self, trainer: Trainer) -> Iterator[None]:
+        epoch, done = divmod(trainer.step, trainer.per_epoch)
+        self.begin(epoch, done)
+        for _ in range(done, trainer.per_epoch):
+            if self.graph is None:
+                self.step()
+            else:
+                self.graph.replay()
+            trainer.step += 1
+            trainer.counted += trainer.settings.batch
+            if trainer.step % LOOK_EVERY == 0 or trainer.step % trainer.per_epoch == 0:
+                look(trainer)
+            yield
+
+    def begin(self, epoch: int, done: int) -> None:
+        """Puts an epoch's order and schedules where the graph reads them."""
+        trainer, settings = self.trainer, self.trainer.settings
+        order = draw.order(trainer.samples, settings.seed, epoch, self.order.device)
+        self.order.copy_(order[: self.order.numel()].view_as(self.order))
+        first, warmup = epoch * trainer.per_epoch, settings.warmup * trainer.per_epoch
+        steps = range(first, first + trainer.per_epoch)
+        self.rates.copy_(torch.tensor([learning_rate(i, trainer.total, settings.lr, warmup) for i in steps]))
+        momentum = MOMENTA[settings.ema_schedule]
+        self.momenta.copy_(torch.tensor([momentum(settings.ema, i, trainer.total) for i in steps]))
+        self.epoch.fill_(epoch)
+        self.position.fill_(done)
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = learning_rate(steps[-1], trainer.total, settings.lr, warmup)
+
+    def step(self) -> None:
+        """The whole step, from what is on the device alone."""
+        at = self.position[None]
+        views = self._views(self.order.index_select(0, at)[0])
+        with fast():
+            loss = self._loss(views)
+        grads = torch.autograd.grad(loss, self.learning)
+        factor = _clip(grads, self.trainer.settings.clip)
+        self.flat.step(self.rates.index_select(0, at)[0], self.momenta.index_select(0, at)[0], grads, factor)
+        self.trainer.losses.index_copy_(0, at, loss.detach()[None])
+        self.position += 1
+
+    def _views(self, chosen: Tensor) -> list[Tensor]:
+        from marginlens.data import fused
+
+        trainer = self.trainer
+        dtype = trainer.precision
+        if self.views == "views fused":
+            return fused.make_views(self.images, chosen, trainer.views, self.seed, self.epoch, dtype=dtype)
+        some = self.images[chosen]
+        made = [
+            make_view(some, chosen, view, trainer.settings.seed, self.epoch, number, dtype)
+            for number, view in enumerate(trainer.views)
+        ]
+        return [view.contiguous(memory_format=torch.channels_last) for view in made]
+
+    def _loss(self, views: list[Tensor]) -> Tensor:
+        """The teacher's half on a stream of its own, beside the student's."""
+        if self.side is None:
+            return self.method.compare(self.method.queries(views), self.method.keys(views))
+        here = torch.cuda.current_stream()
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side):
+            keys = self.method.keys(views)
+        queries = self.method.queries(views)
+        here.wait_stream(self.side)
+        return self.method.compare(queries, keys)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Steps to warm up, which are taken back, and one that is recorded and not executed."""
+        self.begin(0, 0)
+        before = {name: tensor.clone() for name, tensor in state(self.trainer).items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), _fastest_convolutions():
+            for _ in range(_WARM):
+                self.position.zero_()
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with _fastest_convolutions(), torch.cuda.graph(graph):
+            self.step()
+        self.flat.bind()
+        for name, tensor in state(self.trainer).items():
+            tensor.copy_(before[name])
+        self.flat.refresh()
+        return graph
+
+
+def shadow(method: Any, half: dict[str, Tensor]) -> tuple[Any, list[Tensor]]:
+    """The method with the parameters in `half` in place of its own; all else is shared. And what learns, in order."""
+    other = copy.deepcopy(method)
+    for place, module in method.named_modules():
+        twin = other.get_submodule(place)
+        twin._buffers.update(module._buffers)
+        for name, own in module._parameters.items():
+            full = f"{place}.{name}" if place else name
+            if own is not None:
+                twin._parameters[name] = nn.Parameter(half[full], own.requires_grad) if full in half else own
+    return other, [p for p in other.parameters() if p.requires_grad]
+
+
+def on_device(effect: Effect, device: torch.device) -> tuple[Effect, dict[str, Tensor]]:
+    """The effect with its numbers on the device, where a captured graph reads them anew; and these, by name."""
+    numbers: dict[str, Tensor] = {}
+    moved = []
+    for factor in factors(effect):
+        given = {f.name: getattr(factor, f.name) for f in fields(factor)}  # type: ignore[arg-type]
+        found = {
+            name: torch.tensor(value, device=device, dtype=torch.float32)
+            for name, value in given.items()
+            if isinstance(value, float | int) and value != float("inf")
+        }
+        numbers |= {f"{type(factor).__name__.lower()}.{name}": value for name, value in found.items()}
+        moved.append(replace(factor, **found) if found else factor)  # type: ignore[type-var]
+    return (moved[0] if len(moved) == 1 else Product(tuple(moved))), numbers
+
+
+def _clip(grads: tuple[Tensor, ...], most: float) -> Tensor | None:
+    """What to multiply gradients by, so that their norm is at most `most`, as `clip_grad_norm_` has it."""
+    if not most:
+        return None
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))
+    return (most / (norm + 1e-6)).clamp(max=1.0)
+
+
+def _fastest_convolutions() -> Any:
+    """Lets cuDNN try every algorithm it has."""
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0) if cudnn.is_available() else nullcontext()
