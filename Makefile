@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow bench mutants clean
+.PHONY: demo test check slow gpu bench mutants clean
 
 demo: .venv/installed
 	$(BIN)/marginlens demo
@@ -17,6 +17,10 @@ check: .venv/installed
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# on a machine with a CUDA GPU; results/gpu_checks.json says what passed, for which kernels
+gpu: .venv/installed
+	MARGINLENS_TEST_CUDA=1 MARGINLENS_GPU_RECORD=1 $(BIN)/python -m pytest tests/gpu
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py

@@ -9,10 +9,10 @@ beside them, whole and in parts. Writes results/floor_gpu.json.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
+import machine
 import torch
 from torch import nn
 
@@ -158,13 +158,9 @@ def main():
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.benchmark_limit = 0
     speeds = rates()
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-    }
+    facts = machine.facts("cuda")
     result = {**facts, **speeds, "floors": [measure(size, speeds) for size in (32, 64)]}
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
+    machine.save(OUT, result)
     for floor in result["floors"]:
         print({key: value for key, value in floor.items() if key != "layers"})
     print(facts, speeds)

@@ -1,75 +1,28 @@
 """Value and gradient of plain InfoNCE on this machine: ours beside what people use, in one run.
 
     python benchmarks/loss.py [--sizes 256 1024 4096 8192] [--out results/loss_cpu.json]
+    python benchmarks/loss.py --device cuda                  the same on a GPU (loss_gpu.py) -> results/loss_gpu.json
 
 Times are medians of rounds in which every contestant runs once, so that a slow spell of the machine hits all alike; the
 column to read is the ratio. Peak memory is measured in a fresh process each: the most that its resident set grew beyond
 what it held before the call.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import machine
 import torch
-import torch.nn.functional as F
+from losses import PML_LIMIT, TAU, on_cpu
 
-import marginlens as ml
-
-D, TAU = 128, 0.25
-PML_LIMIT = 256
-
-
-def cross_entropy(q, k):
-    """What everybody writes."""
-    logits = F.normalize(q, dim=1) @ F.normalize(k, dim=1).T / TAU
-    return F.cross_entropy(logits, torch.arange(len(q), device=q.device))
-
-
-def cross_entropy_2n(z1, z2):
-    """What everybody writes for SimCLR."""
-    z = F.normalize(torch.cat([z1, z2]), dim=1)
-    logits = (z @ z.T / TAU).fill_diagonal_(-torch.inf)
-    return F.cross_entropy(logits, torch.arange(len(z), device=z.device).roll(len(z1)))
-
-
-def metric_learning(z1, z2):
-    """pytorch-metric-learning; its memory is cubic in the batch."""
-    from pytorch_metric_learning import losses
-
-    return losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=TAU))(z1, z2)
-
-
-def ours(loss, **options):
-    return lambda a, b: loss(a, b, tau=TAU, **options)
-
-
-LAYOUTS = {
-    "MoCo, keys detached": {
-        "F.cross_entropy": cross_entropy,
-        "reference": ours(ml.info_nce, impl="reference"),
-        "chunked": ours(ml.info_nce, impl="chunked"),
-        "chunked, emphasis(s=20, c=2.5)": ours(ml.info_nce, impl="chunked", effect=ml.Emphasis(s=20, c=2.5)),
-    },
-    "MoCo, both sides": {
-        "F.cross_entropy": cross_entropy,
-        "reference": ours(ml.info_nce, impl="reference"),
-        "chunked": ours(ml.info_nce, impl="chunked"),
-        "chunked, emphasis(s=20, c=2.5)": ours(ml.info_nce, impl="chunked", effect=ml.Emphasis(s=20, c=2.5)),
-    },
-    "SimCLR": {
-        "F.cross_entropy": cross_entropy_2n,
-        "reference": ours(ml.nt_xent, impl="reference"),
-        "chunked": ours(ml.nt_xent, impl="chunked"),
-        "pytorch-metric-learning": metric_learning,
-    },
-}
+D = 128
+LAYOUTS = on_cpu()
 
 
 def batch(layout, n):
@@ -129,36 +82,34 @@ def status(key):
     raise RuntimeError(f"/proc/self/status has no {key}")
 
 
-def facts():
-    names = [x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "marginlens": ml.__version__,
-        "d": D,
-        "tau": TAU,
-    }
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096, 8192])
-    parser.add_argument("--seconds", type=float, default=5.0, help="per layout and size, at least three rounds")
-    parser.add_argument("--out", type=Path, default=Path("results/loss_cpu.json"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", help="rows; cpu: 256 to 8,192, cuda: 256 to 262,144")
+    parser.add_argument("--seconds", type=float, help="per layout and size, at least three rounds; cpu 5, cuda 0.3")
+    parser.add_argument("--limit", type=float, default=115.0, help="seconds in all, cuda only")
+    parser.add_argument("--out", type=Path, help="results/loss_cpu.json or results/loss_gpu.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         layout, name, n = arguments.child
         child(layout, name, int(n))
-        return
+    elif arguments.device == "cuda":
+        import loss_gpu
+
+        sizes, out = arguments.sizes or loss_gpu.SIZES, arguments.out or Path("results/loss_gpu.json")
+        loss_gpu.measure("cuda", sizes, arguments.seconds or 0.3, arguments.limit, out)
+    else:
+        sizes, out = arguments.sizes or [256, 1024, 4096, 8192], arguments.out or Path("results/loss_cpu.json")
+        on_the_cpu(sizes, arguments.seconds or 5.0, out)
+
+
+def on_the_cpu(sizes, seconds, out):
     rows = []
     print(f"{'layout':20} {'N':>5}  {'loss':32} {'ms':>9} {'time ratio':>10} {'MiB':>8} {'memory ratio':>12}")
     for layout in LAYOUTS:
-        for n in arguments.sizes:
-            taken = times(layout, n, arguments.seconds)
+        for n in sizes:
+            taken = times(layout, n, seconds)
             memory = {name: peak_memory(layout, name, n) for name in taken}
             for name in taken:
                 row = {
@@ -176,8 +127,7 @@ def main():
                     f"{row['peak_mib']:8.1f} {row['memory_ratio']:12.3f}",
                     flush=True,
                 )
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"facts": facts(), "rows": rows}, indent=1) + "\n")
+    machine.save(out, {"facts": machine.facts(d=D, tau=TAU), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Random views on this machine's CPU: images per second by operation, ours beside kornia's, in one run.
 
     python benchmarks/views.py [--batch 256] [--size 32] [--out results/views_cpu.json]
+    python benchmarks/views.py --device cuda          whole views on a GPU (views_gpu.py) -> results/views_gpu.json
 
 Both sides draw their parameters and work per sample (kornia: same_on_batch=False), with the recipe's probabilities.
 Rows of single operations start from float images; the whole views start from uint8 and end normalised. Kornia has two
@@ -9,19 +10,16 @@ one order per batch. Times are medians of rounds in which both sides run once; t
 thread it says little of the machine's other work; with more, every barrier waits for the slowest core: see `load`.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 
-import kornia
-import kornia.augmentation as K
+import machine
 import torch
 
-import marginlens as ml
 from marginlens.data import draw, pixels
 from marginlens.data.draw import Slot
 from marginlens.data.views import View, _chosen, make_view, strong, weak
@@ -88,6 +86,8 @@ def view(view: View):
 
 def kornia_crops(size, *after):
     """Both of kornia's ways to crop, each followed by the other operations."""
+    import kornia.augmentation as K
+
     crops = [K.RandomResizedCrop((size, size), scale=(0.2, 1.0), cropping_mode=m) for m in ("slice", "resample")]
     return [torch.nn.Sequential(c, K.RandomHorizontalFlip(p=0.5), *after) for c in crops]
 
@@ -98,6 +98,8 @@ def from_bytes(module):
 
 def operations(size):
     """name: (ours, kornia's, input)."""
+    import kornia.augmentation as K
+
     flip, normal = K.RandomHorizontalFlip(p=0.5), K.Normalize(MEAN, STD)
     padded = [K.RandomCrop((size, size), padding=4, cropping_mode=m) for m in ("slice", "resample")]
     colours = (
@@ -151,29 +153,23 @@ def measure(threads, inputs, arguments):
         yield {"threads": threads, "operation": name, "ours": speeds[0], "kornia": speeds[1], "ratio": ratio}
 
 
-def facts(batch, size):
-    names = [x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "kornia": kornia.__version__,
-        "python": platform.python_version(),
-        "marginlens": ml.__version__,
-        "batch": batch,
-        "size": size,
-    }
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=4.0, help="per operation")
+    parser.add_argument("--seconds", type=float, help="per operation; cpu 4, cuda 1.5")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--out", type=Path, default=Path("results/views_cpu.json"))
+    parser.add_argument("--out", type=Path, help="results/views_cpu.json or results/views_gpu.json")
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        import views_gpu
+
+        out = arguments.out or Path("results/views_gpu.json")
+        views_gpu.measure("cuda", arguments.size, arguments.seconds or 1.5, out)
+        return
+    arguments.seconds = arguments.seconds or 4.0
+    out = arguments.out or Path("results/views_cpu.json")
     torch.manual_seed(0)
     # without a large block freed once, as any training step frees, glibc returns memory after each operation, and the
     # time measured, for both sides, is that of page faults
@@ -183,10 +179,8 @@ def main():
     print(f"{'threads':7} {'operation':20} {'ours, images/s':>15} {'kornia, images/s':>17} {'ours / kornia':>14}")
     with torch.no_grad():
         rows = [row for threads in arguments.threads for row in measure(threads, inputs, arguments)]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(
-        json.dumps({"facts": facts(arguments.batch, arguments.size), "rows": rows}, indent=1) + "\n"
-    )
+    more = {"batch": arguments.batch, "size": arguments.size, **machine.versions("kornia")}
+    machine.save(out, {"facts": machine.facts(**more), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from marginlens import checks
 from marginlens.autodiff import full_precision
 from marginlens.checks import EffectLike
 from marginlens.effects import Effect, Row
-from marginlens.kernels import neg_lse
+from marginlens.kernels import choose, neg_lse, unit, units, units_together
 from marginlens.parameters import Number
 
 
@@ -55,17 +55,25 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
     spare = 0 if queue is None else len(queue)
     more = "give a larger k, or a queue=" if in_batch else "without in_batch, give a queue="
     checks.negatives(others + spare, ask.beta, ask.effect, more)
+    impl = choose(ask.impl, q, dtype, ask.negatives)
     with full_precision(q):
         scale = _scale(ask.tau, q, dtype)
-        u, v = _unit(q, dtype), _unit(k, dtype)
         index = torch.arange(len(q), device=q.device) if positives is None else positives.long()
-        cos, sin = _angle(u, v[: len(q)] if positives is None else v[index], ask.sines)
+        half = _half(q, k, queue)
+        if impl != "triton" or positives is not None or len(q) != len(k):
+            (u, s), (v, t) = _rows(q, dtype, impl, half), _rows(k, dtype, impl, half)
+            paired = v[: len(q)] if positives is None else v[index]
+            cos = _cosine(u, paired)
+        else:
+            u, v, cos, s, t = units(q, k, half)
+            paired = v
         parts = []
         if ask.negatives and others:
-            parts.append(neg_lse(u, v, scale, index[:, None], ask.impl))
+            parts.append(neg_lse(u, v, scale, index[:, None], impl, (s, t)))
         if ask.negatives and queue is not None and spare:
-            parts.append(neg_lse(u, _unit(queue, dtype), scale, index.new_empty(len(q), 0), ask.impl))
-        return Row(cos, sin, _join(parts, cos), scale)
+            w, t = _rows(queue, dtype, impl, half)
+            parts.append(neg_lse(u, w, scale, index.new_empty(len(q), 0), impl, (s, t)))
+        return _row(cos, _sine(u, paired) if ask.sines else None, parts, scale)
 
 
 def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
@@ -76,16 +84,21 @@ def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
     checks.same_shape(z1=z1, z2=z2)
     n = len(z1)
     checks.negatives(n - 1, ask.beta, ask.effect, "nt_xent needs two samples or more")
+    impl = choose(ask.impl, z1, dtype, ask.negatives)
     with full_precision(z1):
         scale = _scale(ask.tau, z1, dtype)
-        u, v = _unit(z1, dtype), _unit(z2, dtype)
-        cos, sin = (torch.cat([x, x]) for x in _angle(u, v, ask.sines))
+        if impl == "triton":
+            z, cos, tiles = units_together(z1, z2, _half(z1, z2))
+        else:
+            u, v = _unit(z1, dtype), _unit(z2, dtype)
+            z, cos, tiles = torch.cat([u, v]), _cosine(u, v).repeat(2), None
+        sin = _sine(z[:n], z[n:]).repeat(2) if ask.sines else None
         parts = []
         if ask.negatives and n > 1:
             itself = torch.arange(2 * n, device=z1.device)
             drop = torch.stack([itself, itself.roll(n)], dim=1)
-            parts.append(neg_lse(torch.cat([u, v]), None, scale, drop, ask.impl))
-        return Row(cos, sin, _join(parts, cos), scale)
+            parts.append(neg_lse(z, None, scale, drop, impl, (tiles, None)))
+        return _row(cos, sin, parts, scale)
 
 
 def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
@@ -96,8 +109,8 @@ def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
     checks.same_shape(p=p, z=z)
     checks.negatives(0, ask.beta, ask.effect, "positive_only has none by definition")
     with full_precision(p):
-        cos, sin = _angle(_unit(p, dtype), _unit(z, dtype), ask.sines)
-        return Row(cos, sin, _join([], cos), _scale(ask.tau, p, dtype))
+        u, v = _unit(p, dtype), _unit(z, dtype)
+        return _row(_cosine(u, v), _sine(u, v) if ask.sines else None, [], _scale(ask.tau, p, dtype))
 
 
 def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -110,22 +123,34 @@ def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x / safe
 
 
-def _angle(u: Tensor, v: Tensor, with_sin: bool) -> tuple[Tensor, Tensor]:
-    """Eq. 2: cosine and sine of the angles between unit rows; the sine by Kahan's formula, exact at small angles."""
-    cos = (u * v).sum(-1)
-    if not with_sin:
-        return cos, torch.full_like(cos, torch.nan)
-    return cos, torch.linalg.vector_norm(u - v, dim=-1) * torch.linalg.vector_norm(u + v, dim=-1) / 2
+def _rows(x: Tensor, dtype: torch.dtype, impl: str, half: bool) -> tuple[Tensor, Tensor | None]:
+    """Rows of length one, and their tiles where the kernel has any."""
+    return unit(x, half) if impl == "triton" else (_unit(x, dtype), None)
 
 
-def _join(parts: list[Tensor], like: Tensor) -> Tensor:
-    """The log-sum-exp over all parts of the negatives; -inf where there are none."""
-    if not parts:
-        return torch.full_like(like, -math.inf)
-    A = parts[0]
+def _half(*given: Tensor | None) -> bool:
+    """Whether all came with 16 bits."""
+    return all(x is None or x.element_size() == 2 for x in given)
+
+
+def _cosine(u: Tensor, v: Tensor) -> Tensor:
+    """Eq. 2: cosines of the angles between unit rows."""
+    return (u * v).sum(-1)
+
+
+def _sine(u: Tensor, v: Tensor) -> Tensor:
+    """Sines of the angles between unit rows, by Kahan's formula, exact at small angles."""
+    sine: Tensor = torch.linalg.vector_norm(u - v, dim=-1) * torch.linalg.vector_norm(u + v, dim=-1) / 2
+    return sine
+
+
+def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) -> Row:
+    """A row of parts of the negatives: their log-sum-exp joined, or -inf where there are none."""
+    sin = torch.full_like(cos, torch.nan) if sin is None else sin
+    A = parts[0] if parts else torch.full_like(cos, -math.inf)
     for part in parts[1:]:
         A = torch.logaddexp(A, part)
-    return A
+    return Row(cos, sin, A, scale)
 
 
 def _scale(tau: Number, like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from marginlens import checks
 from marginlens.autodiff import once
@@ -24,7 +24,7 @@ from marginlens.layouts import Settings, byol, moco, settings, simclr
 from marginlens.parameters import Number
 
 Reduction = Literal["mean", "none"]
-Impl = Literal["auto", "reference", "chunked"]
+Impl = Literal["auto", "reference", "chunked", "triton"]
 Layout = Literal["info_nce", "nt_xent", "positive_only"]
 
 _WHY = (
@@ -53,6 +53,9 @@ def info_nce(
     other rows of k (unless `in_batch=False`), and all of `queue` (r, d), are its negatives. Gradients flow to whatever
     requires them: detach what should not learn. `tau` may be a tensor that learns. Half-precision inputs are computed
     in float32, and the value is float32.
+
+    `impl` names a kernel: "auto" takes Triton's on a GPU for large batches. There, products of half-precision inputs
+    are in bf16, and those of float32 inputs follow `torch.set_float32_matmul_precision`; sums are in float32.
 
     `check=True` also looks for NaN, infinity and indices out of range where looking costs a device synchronisation.
     """
@@ -182,8 +185,8 @@ def _value(row: Row, ask: Settings) -> Tensor:
 
 def _plain_value(b: Tensor, A: Tensor, beta: float) -> Tensor:
     """-b + beta * logaddexp(b, A), without the cancellation where the positive dominates."""
-    value = -beta * logsigmoid(b - A)
-    return value if beta == 1.0 else value - (1.0 - beta) * b
+    value = softplus(A - b, threshold=40.0)  # beyond it, x itself to the last bit of a float64
+    return value if beta == 1.0 else beta * value - (1.0 - beta) * b
 
 
 class _Declared(torch.autograd.Function):

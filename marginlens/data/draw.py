@@ -75,7 +75,7 @@ def uniforms(indices: Tensor, seed: int, epoch: int | Tensor, number: int, block
 
     `epoch` may be a 0-d int64 tensor on the indices' device, so that a captured CUDA graph need not be captured again.
     """
-    _check(indices, seed, epoch, number)
+    check(indices, seed, epoch, number)
     index = indices.long()[:, None]
     block = torch.arange(blocks, device=index.device)
     moment = epoch.long() & _WORD if isinstance(epoch, Tensor) else torch.full((), epoch, device=index.device)
@@ -128,7 +128,7 @@ def resized_boxes(u: Tensor, height: int, width: int, scale: tuple[float, float]
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)  # (n, attempts)
     first = fits.byte().argmax(dim=1, keepdim=True)
     found = fits.any(dim=1)
-    middle_h, middle_w = _middle(height, width, ratio)
+    middle_h, middle_w = middle(height, width, ratio)
     h = torch.where(found, h.gather(1, first)[:, 0], middle_h)
     w = torch.where(found, w.gather(1, first)[:, 0], middle_w)
     top = torch.where(found, below(u[:, Slot.TOP], height - h + 1), (height - middle_h) // 2)
@@ -154,7 +154,7 @@ def jitter_factors(u: Tensor, strength: tuple[float, float, float, float]) -> Te
     return torch.stack([*columns, between(u[:, Slot.FACTOR + 3], -strength[3], strength[3])], dim=1)
 
 
-def _middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+def middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
     """Height and width of the box that torchvision falls back to."""
     if width / height < ratio[0]:
         return min(height, max(1, round(width / ratio[0]))), width
@@ -163,7 +163,8 @@ def _middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, i
     return height, width
 
 
-def _check(indices: Tensor, seed: int, epoch: int | Tensor, number: int) -> None:
+def check(indices: Tensor, seed: int, epoch: int | Tensor, number: int) -> None:
+    """Whether `uniforms` takes these."""
     if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
         raise ValueError(
             f"indices must be a vector of integers, one per image, not {indices.dtype} of shape {tuple(indices.shape)}"

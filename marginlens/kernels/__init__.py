@@ -4,25 +4,80 @@
 
 `q` (n, d) and `keys` (m, d) have rows of length one; `keys=None` means q itself. `scale` is 1/tau, of shape (). `drop`
 (n, r) holds column indices, r may be 0; every row must keep a key. Gradients flow to q, keys and scale. Results for
-parts of the keys combine by `logaddexp`. A kernel knows no effect; a new one is one file with this function, and a
-line in `KERNELS`.
+parts of the keys combine by `logaddexp`. A kernel knows no effect; a new one is one file with this function, and a line
+in `KERNELS`.
+
+Triton's also has a fast way from embeddings to rows, `units`, which makes the tiles that its `neg_lse` then need not.
 """
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
+import torch
 from torch import Tensor
 
 from marginlens.kernels import chunked, reference
 
+HAS_TRITON = find_spec("triton") is not None
+Pair = tuple[Tensor | None, Tensor | None]
+"""Of q and of keys; None where a kernel has none, or should make them."""
 KERNELS = {"reference": reference.neg_lse, "chunked": chunked.neg_lse}
-IMPLS = ("auto", *KERNELS)
+IMPLS = ("auto", *KERNELS, "triton")
 
 
-def choose(impl: str) -> str:
-    """The kernel that `impl` stands for: "auto" is "chunked"."""
-    return "chunked" if impl == "auto" else impl
+def choose(impl: str, q: Tensor, dtype: torch.dtype, negatives: bool = True) -> str:
+    """The kernel that `impl` stands for, for embeddings like q, computed in `dtype`, with or without negatives.
+
+    "auto" is "triton" in float32 on a GPU, the fastest there at every size (docs/performance.md), and else "chunked".
+    """
+    if impl == "triton":
+        _can_use_triton(q, dtype)
+    if impl != "auto":
+        return impl
+    return "triton" if negatives and q.is_cuda and dtype == torch.float32 and HAS_TRITON else "chunked"
 
 
-def neg_lse(q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, impl: str = "auto") -> Tensor:
-    """log-sum-exp of the negatives' logits, (n,), by the kernel that `impl` names."""
-    return KERNELS[choose(impl)](q, keys, scale, drop)
+def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:
+    if not HAS_TRITON:
+        raise ValueError("impl is 'triton', which is not installed: pip install triton, or use impl='auto'")
+    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"impl is 'triton', which needs a GPU: the embeddings are on {q.device}; use impl='auto'")
+    if dtype != torch.float32:
+        raise ValueError(f"impl is 'triton', which has no tiles for {dtype}; use impl='auto', or .float() embeddings")
+
+
+def neg_lse(
+    q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, impl: str = "auto", tiles: Pair = (None, None)
+) -> Tensor:
+    """log-sum-exp of the negatives' logits, (n,), by the kernel that `impl` names; `tiles` are what `units` made."""
+    name = choose(impl, q, q.dtype)
+    if name != "triton":
+        return KERNELS[name](q, keys, scale, drop)
+    from marginlens.kernels import triton  # a CPU needs no Triton, and importing the package should not pay for it
+
+    return triton.neg_lse(q, keys, scale, drop, tiles)
+
+
+def unit(x: Tensor, half: bool) -> tuple[Tensor, Tensor]:
+    """Rows of length one by Triton, float32, and their tiles, in the precision that `half` embeddings call for."""
+    u, _, _, s, _ = _units(x, None, False, half)
+    return u, s
+
+
+def units(x: Tensor, y: Tensor, half: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`unit` of two sides, with the cosines of row and row: u, v, cosines, u's tiles, v's tiles."""
+    return _units(x, y, False, half)
+
+
+def units_together(x: Tensor, y: Tensor, half: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`units` as one set, the rows of x and then those of y: rows, each one's cosine with its other, tiles."""
+    z, _, cos, s, _ = _units(x, y, True, half)
+    return z, cos, s
+
+
+def _units(x: Tensor, y: Tensor | None, together: bool, half: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from marginlens.kernels import rows, triton
+
+    return rows.units(x, y, together, triton.parts(half))

@@ -55,13 +55,16 @@ class _NegLse(torch.autograd.Function):
         q, keys, scale, drop, ctx.keep = inputs
         ctx.save_for_backward(q, keys, scale, drop, *output)
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # or a matrix of zeros would be made for what is kept
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         q, keys, scale, drop, A, kept = ctx.saved_tensors
         g = grads[0]
+        if g is None:
+            return (None,) * 5
         both = keys is None or ctx.needs_input_grad[1]
-        with full_precision(q):
+        with torch.no_grad(), full_precision(q):  # `once` speaks for the graph; under torch.func an operator has none
             if ctx.keep == "weights":
                 mean = kept @ (q if keys is None else keys)
                 dkeys = kept.T @ ((scale * g)[:, None] * q) if both else None
@@ -73,7 +76,7 @@ class _NegLse(torch.autograd.Function):
             dscale = torch.dot(g, (q * mean).sum(-1)) if ctx.needs_input_grad[2] else None
             if keys is None:
                 dq, dkeys = dq + dkeys, None
-        inputs = (q, scale) if keys is None else (q, keys, scale)
+        inputs = (g, q, scale) if keys is None else (g, q, keys, scale)
         found = (dq, dkeys if both else None, dscale)
         return *(None if x is None else once(x, _WHY, *inputs) for x in found), None, None
 

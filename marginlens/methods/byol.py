@@ -13,6 +13,7 @@ from marginlens.loss import Impl, Rows, positive_only, rows
 from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import register_effect
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
+from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
 from marginlens.parameters import as_float
 
@@ -76,18 +77,26 @@ class BYOL(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        return [self.predictor(_embed(self.student, x)) for x in ((strong, weak) if self.symmetric else (strong,))]
+        return each(self._predict, (strong, weak) if self.symmetric else (strong,))
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """What they predict: the teacher's embeddings (n, out) of the other view."""
         strong, weak = pair(views)
-        return [_embed(self.teacher, x) for x in ((weak, strong) if self.symmetric else (weak,))]
+        return each(self._target, (weak, strong) if self.symmetric else (weak,))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of predictions against what they predict."""
         found = [positive_only(p, z, **self.settings) for p, z in zip(queries, keys, strict=True)]
         return torch.stack(found).sum()
+
+    def _predict(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.predictor(self.student["projector"](self.student["backbone"](x)))
+        return embedding
+
+    def _target(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.teacher["projector"](self.teacher["backbone"](x))
+        return embedding
 
 
 def check_effect(effect: Effect) -> None:
@@ -103,8 +112,3 @@ def check_effect(effect: Effect) -> None:
                 f"{effect}: without negatives s multiplies the whole gradient, so it is only a learning rate; "
                 f"raise lr instead (curvature, emphasis(c=...), does mean something)"
             )
-
-
-def _embed(net: nn.ModuleDict, x: Tensor) -> Tensor:
-    embedding: Tensor = net["projector"](net["backbone"](x))
-    return embedding

@@ -13,6 +13,7 @@ from marginlens.loss import Impl, Rows, info_nce, rows
 from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import register_effect
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
+from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
 
 
@@ -76,20 +77,23 @@ class MoCoV3(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        return [self.predictor(_embed(self.student, x)) for x in ((strong, weak) if self.symmetric else (strong,))]
+        return each(self._predict, (strong, weak) if self.symmetric else (strong,))
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The teacher's embeddings (n, out) of the view that the query has not seen."""
         strong, weak = pair(views)
-        return [_embed(self.teacher, x) for x in ((weak, strong) if self.symmetric else (weak,))]
+        return each(self._target, (weak, strong) if self.symmetric else (weak,))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of queries against keys."""
         found = [info_nce(q, k, **self.settings) for q, k in zip(queries, keys, strict=True)]
         return self.scale * torch.stack(found).sum()
 
+    def _predict(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.predictor(self.student["projector"](self.student["backbone"](x)))
+        return embedding
 
-def _embed(net: nn.ModuleDict, x: Tensor) -> Tensor:
-    embedding: Tensor = net["projector"](net["backbone"](x))
-    return embedding
+    def _target(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.teacher["projector"](self.teacher["backbone"](x))
+        return embedding

@@ -12,6 +12,7 @@ from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
 from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import register_effect
+from marginlens.nets.fast import each
 from marginlens.nets.heads import projector
 
 
@@ -57,19 +58,18 @@ class SimCLR(nn.Module):
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
-            (z1,), (z2,) = self.queries(views), self.keys(views)
-            return rows(z1, z2, layout="nt_xent", **self.settings)
+            return rows(*self.queries(views), layout="nt_xent", **self.settings)
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         """There is no teacher to move."""
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings (n, out) of the strong view."""
-        return [self._embed(pair(views)[0])]
+        """Embeddings (n, out) of both views."""
+        return each(self._embed, pair(views))
 
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings (n, out) of the weak view."""
-        return [self._embed(pair(views)[1])]
+        """There are none: the embeddings are compared with each other."""
+        return []
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss among all of them."""

@@ -9,50 +9,88 @@ knows. Outside nothing changes. The slow twin is the module's own `forward`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
 if TYPE_CHECKING:
     from marginlens.nets.resnet import BasicBlock, Bottleneck, ResNet
 
-_on = False
+
+@dataclass(frozen=True)
+class Side:
+    """A stream on which gradients of weights are computed, which nobody waits for before the step's end."""
+
+    stream: torch.cuda.Stream
+    held: list[Tensor] = field(default_factory=list)
+    """What is read there: kept, so that nothing else is written into its memory meanwhile."""
+
+    def join(self) -> None:
+        """Waits for it."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.held.clear()
+
+
+@dataclass(frozen=True)
+class _Mode:
+    side: Side | None = None
+    groups: int = 1
+
+
+_mode: _Mode | None = None
 
 
 def on() -> bool:
     """Whether the fast form was asked for."""
-    return _on
+    return _mode is not None
 
 
 @contextmanager
-def fast() -> Iterator[None]:
-    """Networks take their fast form in here."""
-    global _on  # noqa: PLW0603
-    before, _on = _on, True
+def fast(side: Side | None = None) -> Iterator[None]:
+    """Networks take their fast form in here. With a `side`, call its `join` after the gradients."""
+    with _as(_Mode(side)):
+        yield
+
+
+def each(net: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> list[Tensor]:
+    """`net` of each batch, one after another; in the fast form all pass at once, and batch norms keep them apart."""
+    if _mode is None or len(batches) == 1:
+        return [net(x) for x in batches]
+    with _as(replace(_mode, groups=len(batches))):
+        return list(net(torch.cat(list(batches))).chunk(len(batches)))
+
+
+@contextmanager
+def _as(mode: _Mode) -> Iterator[None]:
+    global _mode  # noqa: PLW0603
+    before, _mode = _mode, mode
     try:
         yield
     finally:
-        _on = before
+        _mode = before
 
 
 def resnet(net: ResNet, x: Tensor) -> Tensor:
     """Slow twin: `ResNet.forward`. A block's input goes two ways; both gradients are added where they are used."""
-    first, second = _norm(_stem(net.conv1, x), net.bn1, both=True)
-    if not isinstance(net.maxpool, nn.Identity):
+    pooled = not isinstance(net.maxpool, nn.Identity)
+    first, second = _norm(_stem(net.conv1, x), net.bn1, both=not pooled)
+    if pooled:
         first = second = net.maxpool(first)
-    blocks = [block for stage in (net.layer1, net.layer2, net.layer3, net.layer4) for block in stage]
-    for number, block in enumerate(blocks):
-        first, second = _block(block, first, second, both=number + 1 < len(blocks))
-    return first.mean((2, 3))
+    for number, block in enumerate(net.blocks, start=1):
+        first, second = _block(block, first, second, both=number < len(net.blocks))
+    return _pool(first)
 
 
 def head(layers: nn.Sequential, x: Tensor) -> Tensor:
     """Slow twin: `nn.Sequential.forward` of a head: linear, batch norm, ReLU, linear, and maybe a batch norm."""
     linear, norm, _, last, *end = layers
-    x = last(_norm(linear(x), norm)[0])
+    x = _linear(last, _norm(_linear(linear, x), norm)[0])
     return _norm(x, end[0], act=False)[0] if end else x
 
 
@@ -60,12 +98,11 @@ def _block(block: BasicBlock | Bottleneck, x: Tensor, skip: Tensor, both: bool) 
     """A residual block; `x` and `skip` are the same image."""
     if block.downsample is not None:
         conv, norm = block.downsample
-        skip = _norm(conv(skip), norm, act=False)[0]
-    y = _norm(block.conv1(x), block.bn1)[0]
-    if block.expansion == 1:
-        return _norm(block.conv2(y), block.bn2, skip, both=both)
-    y = _norm(block.conv2(y), block.bn2)[0]
-    return _norm(block.conv3(y), block.bn3, skip, both=both)  # type: ignore[union-attr]
+        skip = _norm(_conv(conv, skip), norm, act=False)[0]  # type: ignore[arg-type]
+    *inner, (conv, norm) = block.pairs
+    for some, after in inner:
+        x = _norm(_conv(some, x), after)[0]
+    return _norm(_conv(conv, x), norm, skip, both=both)
 
 
 def _norm(
@@ -74,9 +111,12 @@ def _norm(
     """Batch norm, addition, ReLU. The result comes twice: with `both`, each with a gradient of its own."""
     from marginlens.nets import fused
 
-    if fused.supported(x, norm, add):
-        return fused.norm_act(x, norm, add, act, both)
-    y = norm(x)
+    assert _mode is not None
+    groups = _mode.groups
+    if fused.supported(x, norm, add, groups):
+        found = fused.norm_act(x, norm, add, act, both, groups)
+        return found if isinstance(found, tuple) else (found, found)
+    y = torch.cat([norm(part) for part in x.chunk(groups)]) if groups > 1 else norm(x)
     y = y if add is None else y + add
     y = relu(y) if act else y
     return y, y
@@ -85,7 +125,65 @@ def _norm(
 def _stem(conv: nn.Conv2d, x: Tensor) -> Tensor:
     from marginlens.nets import fused
 
-    if fused.stem_supported(x, conv):
+    if conv.stride == (1, 1) and conv.padding == (1, 1) and fused.stem_supported(x, conv.weight):
         return fused.stem_conv(x, conv.weight)
     out: Tensor = conv(x)
     return out
+
+
+def _pool(x: Tensor) -> Tensor:
+    from marginlens.nets import fused
+
+    return fused.pool(x) if fused.pool_supported(x) else x.mean((2, 3))
+
+
+def _linear(layer: nn.Module, x: Tensor) -> Tensor:
+    from marginlens.nets import fused
+
+    assert isinstance(layer, nn.Linear)
+    if fused.linear_supported(x, layer.weight, layer.bias):
+        return fused.linear(x, layer.weight, layer.bias)
+    out: Tensor = layer(x)
+    return out
+
+
+def _conv(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    assert _mode is not None
+    if _mode.side is None or not torch.is_grad_enabled() or not conv.weight.requires_grad:
+        out: Tensor = conv(x)
+        return out
+    found: Tensor = _Convolution.apply(x, conv.weight, conv.stride, conv.padding, _mode.side)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    """torch.conv2d whose weight's gradient is computed on the side, beside the backward pass of the layers before.
+
+    Where that pass is bound by memory, in batch norms, tensor cores would idle otherwise. Slow twin: torch.conv2d.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: Any, padding: Any, side: Side) -> Tensor:
+        return torch.conv2d(x, weight, None, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, ctx.stride, ctx.padding, ctx.side = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+
+        def gradient(*mask: bool) -> tuple[Tensor, ...]:
+            where = (ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1)
+            found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(grad, x, weight, None, *where, mask)
+            return found
+
+        dx = gradient(True, False, False)[0] if ctx.needs_input_grad[0] else None
+        ctx.side.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(ctx.side.stream):
+            dw = gradient(False, True, False)[1]
+        ctx.side.held.extend((grad, x, dw))
+        return dx, dw, None, None, None

@@ -18,7 +18,7 @@ class Head(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if fast.on():
             return fast.head(self, x)
-        out: Tensor = super().forward(x)
+        out: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return out
 
 

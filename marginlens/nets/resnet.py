@@ -49,6 +49,11 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = _shortcut(inputs, width, stride)
 
+    @property
+    def pairs(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+        """Its convolutions, each with the batch norm behind it."""
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
+
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
@@ -72,6 +77,11 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _shortcut(inputs, outputs, stride)
+
+    @property
+    def pairs(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+        """Its convolutions, each with the batch norm behind it."""
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -121,6 +131,12 @@ class ResNet(nn.Module):
         self.layer4 = _stage(block, 4 * width * block.expansion, 8 * width, d4, stride=2)
         self.features = 8 * width * block.expansion
         _initialise(self, zero_init_residual)
+
+    @property
+    def blocks(self) -> list[BasicBlock | Bottleneck]:
+        """The residual blocks in order."""
+        stages = (self.layer1, self.layer2, self.layer3, self.layer4)
+        return [block for stage in stages for block in stage]  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         if fast.on():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
@@ -20,9 +19,11 @@ from torch import Tensor, nn
 from marginlens.data import draw
 from marginlens.data.views import make_view
 from marginlens.effects import Effect, Product, factors
+from marginlens.methods import BYOL, MoCoV3, SimCLR
 from marginlens.nets.ema import MOMENTA
-from marginlens.nets.fast import fast
-from marginlens.train.feed import Arrays, Feed
+from marginlens.nets.fast import Side, fast
+from marginlens.train.feed import Arrays, Feed, unfused
+from marginlens.train.model import fastest_convolutions
 from marginlens.train.schedule import learning_rate
 from marginlens.train.trainer import LOOK_EVERY, Trainer, batches, look, state, train_step
 
@@ -90,31 +91,34 @@ class Graph:
     """Views, teacher, student, loss, gradient, SGD and EMA, captured once and replayed.
 
     Weights live in flat buffers (`flat.py`), beside them what is multiplied: half-precision copies, in a shadow of the
-    method that shares everything else with it. With `captured=False` the same step runs operation by operation.
+    method that shares everything else with it. The teacher's half of the loss, and gradients of weights, run on streams
+    of their own `beside` the rest. With `captured=False` the same step runs operation by operation.
     """
 
     name = "graph"
 
-    def __init__(self, trainer: Trainer, captured: bool = True) -> None:
-        from marginlens.data import fused
+    def __init__(self, trainer: Trainer, captured: bool = True, beside: bool = True) -> None:
         from marginlens.train.flat import Flat
 
         assert isinstance(trainer.feed, Arrays)
         settings, device, per_epoch = trainer.settings, trainer.feed.device, trainer.per_epoch
         self.trainer = trainer
         self.flat = Flat(trainer.method, trainer.optimizer, trainer.precision)
+        self.method: MoCoV3 | SimCLR | BYOL
         self.method, self.learning = shadow(trainer.method, self.flat.half)
         self.method.settings["effect"], self.numbers = on_device(self.method.settings["effect"], device)
         self.images = trainer.feed.images(settings.split)
-        reason = fused.supported(self.images, trainer.views)
-        self.views = f"views by the reference, because {reason}" if reason else "views fused"
+        self.unfused = unfused(self.images, trainer.views)
         self.seed = torch.tensor(settings.seed, device=device)
         self.epoch, self.position = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self.order = torch.zeros(per_epoch, settings.batch, dtype=torch.int64, device=device)
         self.rates, self.momenta = (torch.zeros(per_epoch, device=device) for _ in range(2))
-        self.side = torch.cuda.Stream() if captured and hasattr(trainer.method, "teacher") else None
+        self.seen: list[Tensor] = []  # the views of the last step
+        self.teacher = torch.cuda.Stream() if captured and beside and hasattr(trainer.method, "teacher") else None
+        self.side = Side(torch.cuda.Stream()) if captured and beside else None
         self.graph = self._capture() if captured else None
-        self.about = f"graph ({str(trainer.precision).removeprefix('torch.')}, {self.views})"
+        views = f"views by the reference, because {self.unfused}" if self.unfused else "views in one kernel"
+        self.about = f"graph ({str(trainer.precision).removeprefix('torch.')}, {views})"
 
     def steps(self, trainer: Trainer) -> Iterator[None]:
         epoch, done = divmod(trainer.step, trainer.per_epoch)
@@ -148,21 +152,23 @@ class Graph:
     def step(self) -> None:
         """The whole step, from what is on the device alone."""
         at = self.position[None]
-        views = self._views(self.order.index_select(0, at)[0])
-        with fast():
-            loss = self._loss(views)
+        self.seen = self._views(self.order.index_select(0, at)[0])
+        with fast(self.side):
+            loss = self._loss(self.seen)
         grads = torch.autograd.grad(loss, self.learning)
+        if self.side is not None:
+            self.side.join()
         factor = _clip(grads, self.trainer.settings.clip)
         self.flat.step(self.rates.index_select(0, at)[0], self.momenta.index_select(0, at)[0], grads, factor)
         self.trainer.losses.index_copy_(0, at, loss.detach()[None])
         self.position += 1
 
     def _views(self, chosen: Tensor) -> list[Tensor]:
-        from marginlens.data import fused
-
         trainer = self.trainer
         dtype = trainer.precision
-        if self.views == "views fused":
+        if not self.unfused:
+            from marginlens.data import fused
+
             return fused.make_views(self.images, chosen, trainer.views, self.seed, self.epoch, dtype=dtype)
         some = self.images[chosen]
         made = [
@@ -173,14 +179,14 @@ class Graph:
 
     def _loss(self, views: list[Tensor]) -> Tensor:
         """The teacher's half on a stream of its own, beside the student's."""
-        if self.side is None:
+        if self.teacher is None:
             return self.method.compare(self.method.queries(views), self.method.keys(views))
         here = torch.cuda.current_stream()
-        self.side.wait_stream(here)
-        with torch.cuda.stream(self.side):
+        self.teacher.wait_stream(here)
+        with torch.cuda.stream(self.teacher):
             keys = self.method.keys(views)
         queries = self.method.queries(views)
-        here.wait_stream(self.side)
+        here.wait_stream(self.teacher)
         return self.method.compare(queries, keys)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
@@ -189,13 +195,13 @@ class Graph:
         before = {name: tensor.clone() for name, tensor in state(self.trainer).items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), _fastest_convolutions():
+        with torch.cuda.stream(stream), fastest_convolutions():
             for _ in range(_WARM):
                 self.position.zero_()
                 self.step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _fastest_convolutions(), torch.cuda.graph(graph):
+        with fastest_convolutions(), torch.cuda.graph(graph, stream=stream):
             self.step()
         self.flat.bind()
         for name, tensor in state(self.trainer).items():
@@ -238,10 +244,5 @@ def _clip(grads: tuple[Tensor, ...], most: float) -> Tensor | None:
     if not most:
         return None
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))
-    return (most / (norm + 1e-6)).clamp(max=1.0)
-
-
-def _fastest_convolutions() -> Any:
-    """Lets cuDNN try every algorithm it has."""
-    cudnn = torch.backends.cudnn
-    return cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0) if cudnn.is_available() else nullcontext()
+    factor: Tensor = (most / (norm + 1e-6)).clamp(max=1.0)
+    return factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from marginlens.data import pixels
 from marginlens.data.views import Triple
+from marginlens.nets.folded import folded
+from marginlens.nets.resnet import ResNet
 from marginlens.train.feed import Feed
-from marginlens.train.model import autocast
+from marginlens.train.model import autocast, fastest_convolutions
 
 BATCH = 512
 
@@ -32,11 +34,19 @@ def frozen(backbone: nn.Module) -> Iterator[nn.Module]:
 def features(backbone: nn.Module, batches: Iterable[Tensor], precision: torch.dtype) -> Tensor:
     """Features (n, d), float32, of batches of normalised images."""
     found = []
-    with frozen(backbone):
+    with frozen(backbone), fastest_convolutions():
+        forward = _forward(backbone, precision)
         for x in batches:
             with autocast(precision, x.device):
-                found.append(backbone(x.contiguous(memory_format=torch.channels_last)).float())
+                found.append(forward(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x).float())
     return torch.cat(found)
+
+
+def _forward(backbone: nn.Module, precision: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Batch norms folded into convolutions where rounding is half precision's anyway."""
+    if isinstance(backbone, ResNet) and precision != torch.float32:
+        return folded(backbone, precision)
+    return backbone
 
 
 def plain_images(

@@ -6,6 +6,7 @@ Both feeds answer the same questions, so that nothing after this file knows the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -54,6 +55,7 @@ class Arrays:
         self.mean, self.std = recipe_moments(store)
         self.splits = tuple(store.splits)
         self.size: tuple[int, int] | None = store.size
+        self.fused = True  # views by one kernel on a GPU; otherwise by the reference
         self._held: dict[str, Tensor] = {}
 
     def labels(self, split: str) -> Tensor:
@@ -65,6 +67,11 @@ class Arrays:
         images = self.images(split)
         order = order.to(self.device)
         for chosen in order.split(batch):
+            if self.fused and images.device.type == "cuda" and unfused(images, views) == "":
+                from marginlens.data import fused
+
+                yield fused.make_views(images, chosen, tuple(views), seed, epoch, first, torch.float32)
+                continue
             some = images[chosen]
             yield [make_view(some, chosen, view, seed, epoch, first + i) for i, view in enumerate(views)]
 
@@ -134,6 +141,15 @@ def middle(images: Tensor, size: int, resize: int) -> Tensor:
     start = (resize - size) // 2
     cut = squares[:, :, start : start + size, start : start + size]
     return cut.round().clamp(0, 255).to(torch.uint8)
+
+
+def unfused(images: Tensor, views: Sequence[View]) -> str:
+    """Why one kernel cannot make these views, or nothing."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    from marginlens.data import fused
+
+    return fused.supported(images, tuple(views)) or ""
 
 
 def all_labelled(labels: Tensor) -> bool:

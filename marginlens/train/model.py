@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,6 +117,14 @@ def choose_precision(amp: str, device: torch.device) -> torch.dtype:
 def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     """Half precision where it was chosen."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def fastest_convolutions() -> AbstractContextManager[None]:
+    """Lets cuDNN try every algorithm it has for a shape, once."""
+    cudnn = torch.backends.cudnn
+    if not cudnn.is_available():
+        return nullcontext()
+    return cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import marginlens as ml
 from marginlens.data.atomic import DataError
@@ -261,8 +261,7 @@ def _spreads(trainer: Trainer) -> dict[str, float]:
     """How far apart the first images lie: their features, and their embeddings, which collapse first."""
     some = torch.arange(min(SEEN, trainer.samples))
     student = trainer.method.student
-    found = {}
-    for name, net in (("spread", student["backbone"]), ("embedding_spread", nn.Sequential(*student.values()))):
-        images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
-        found[name] = spread(features(net, images, trainer.precision))
-    return found
+    images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
+    seen = features(student["backbone"], images, trainer.precision)
+    embedded = features(student["projector"], [seen], trainer.precision)
+    return {"spread": spread(seen), "embedding_spread": spread(embedded)}

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from marginlens.data import draw
 from marginlens.data.views import View
@@ -24,7 +23,8 @@ from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
 from marginlens.train.identity import evaluation_name
 from marginlens.train.knn import accuracy
-from marginlens.train.model import choose_device, choose_precision, placed, seeded
+from marginlens.train.linear import Linear
+from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.progress import Display
 from marginlens.train.record import Run, open_run
 from marginlens.train.restore import fingerprint, load_backbone_of
@@ -89,28 +89,13 @@ def linear_probe(
     test = features(
         backbone, plain_images(feed, chosen.tested, chosen.test, settings.size or size, settings.resize), precision
     )
-    layer = _layer(test.shape[1], len(feed.classes), settings.seed, feed.device)
-    optimizer = torch.optim.SGD(
-        layer.parameters(),
-        settings.lr,
-        settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.momentum > 0,
-    )
+    linear = Linear(test.shape[1], len(feed.classes), settings, feed.device)
     per_epoch = -(-len(chosen.train) // settings.batch)
     begin, total = time.monotonic(), settings.epochs * per_epoch
     for epoch in range(settings.epochs):
         x, y = _fresh(backbone, feed, chosen, settings, size, epoch, precision)
-        losses = []
-        for i, (a, b) in enumerate(zip(x.split(settings.batch), y.split(settings.batch), strict=True)):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(epoch * per_epoch + i, total, settings.lr)
-            loss = cross_entropy(layer(a), b)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        mean = float(torch.stack(losses).mean())
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        mean = float(linear.epoch(x, y, [learning_rate(i, total, settings.lr) for i in steps]).mean())
         if not math.isfinite(mean):
             raise Stopped(f"the probe's loss became {mean} in epoch {epoch + 1}; lower --lr ({settings.lr:g})")
         rate = (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
@@ -122,7 +107,7 @@ def linear_probe(
             f"accuracy says nothing of the backbone; lower --lr ({settings.lr:g}) or give it more epochs"
         )
     with torch.no_grad():
-        scores = layer(test)
+        scores = linear.layer(test)
     found = {f"top{k}": accuracy(scores, chosen.test_labels, k) for k in (1, 5)}
     return found | {"loss": mean, "train_images": len(chosen.train), "test_images": len(chosen.test)}
 
@@ -135,15 +120,6 @@ def _fresh(
     view = View(size, scale=settings.crop_scale, jitter_p=0.0, grey=0.0, blur=0.0, mean=feed.mean, std=feed.std)
     crops = feed.views("train", chosen.train[order], [view], settings.seed, epoch, BATCH, first=_VIEW)
     return features(backbone, (views[0] for views in crops), precision), chosen.labels[order].to(feed.device)
-
-
-def _layer(inputs: int, classes: int, seed: int, device: torch.device) -> nn.Linear:
-    """Weights from N(0, 0.01), no bias to begin with."""
-    with seeded(seed):
-        layer = nn.Linear(inputs, classes)
-        nn.init.normal_(layer.weight, std=0.01)
-        nn.init.zeros_(layer.bias)
-    return layer.to(device)
 
 
 def _evaluate(

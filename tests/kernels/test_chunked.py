@@ -149,3 +149,16 @@ def test_memory_grows_linearly(monkeypatch):
     assert all(t.largest >= 4 * n * n for n, t in zip(sizes, theirs, strict=True))
     assert theirs[2].peak / theirs[1].peak > 3.5
     assert ours[2].peak < theirs[2].peak / 10
+
+
+@pytest.mark.parametrize("loss", [ml.info_nce, ml.nt_xent])
+@pytest.mark.usefixtures("block")
+def test_torch_func_over_blocks(loss):
+    """More pairs than a block holds, both sides learn: the backward pass then calls an operator of its own."""
+    q, k, tau = random(37, 5, seed=0), random(37, 5, seed=1), torch.tensor(0.2, dtype=torch.float64)
+    call = lambda q, k, tau: loss(q, k, tau=tau, impl="chunked")
+    _, want = gradients(call, q, k, tau)
+    for got, wanted in zip(torch.func.grad(call, argnums=(0, 1, 2))(q, k, tau), want, strict=True):
+        close(got, wanted, 1e-13)
+    with pytest.raises(RuntimeError, match="use impl='reference'"):
+        torch.func.grad(lambda q: torch.func.grad(call)(q, k, tau).square().sum())(q)

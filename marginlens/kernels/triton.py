@@ -1,0 +1,259 @@
+"""Tiles on a GPU, as flash attention: the logits live in registers only. Memory O(n + m).
+
+The slow twin is `reference.neg_lse`. Products over all pairs: 2 for value and gradient with detached keys, 3 for a set
+against itself, 4 where both sides learn. No atomics: equal inputs give equal bits. The kernels are in `tiles.py`, what
+makes rows of embeddings in `rows.py`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.functional import pad
+
+from marginlens.autodiff import full_precision, once
+from marginlens.kernels import rows
+from marginlens.kernels.tiles import backward_kernel, forward_kernel, join_kernel, prepare_kernel
+
+Pair = tuple[Tensor | None, Tensor | None]
+
+
+class Tiles(NamedTuple):
+    """How a pass is cut: `rows` x `cols` logits at a time, over whole vectors or `chunk` (not 0) dimensions."""
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+    chunk: int = 0
+
+
+ANY = 2**31
+TILES = {
+    ("value", 1): {128: Tiles(64, 128, 4, 3), 256: Tiles(128, 64, 8, 3), ANY: Tiles(128, 64, 8, 3, 64)},
+    ("slope", 1): {128: Tiles(64, 128, 4, 3), 256: Tiles(128, 64, 8, 2), ANY: Tiles(128, 64, 8, 3, 64)},
+    ("set", 1): {128: Tiles(64, 128, 4, 3), 256: Tiles(128, 32, 8, 3), ANY: Tiles(128, 64, 8, 3, 64)},
+    ("keys", 1): {128: Tiles(64, 128, 4, 3), 256: Tiles(128, 64, 8, 2), ANY: Tiles(128, 64, 8, 3, 64)},
+    ("value", 2): {128: Tiles(128, 64, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("slope", 2): {128: Tiles(128, 64, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("set", 2): {128: Tiles(128, 64, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("keys", 2): {128: Tiles(128, 64, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("value", 3): {128: Tiles(128, 64, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("slope", 3): {128: Tiles(128, 32, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("set", 3): {128: Tiles(128, 32, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+    ("keys", 3): {128: Tiles(128, 32, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
+}
+"""By pass ("value": A alone; "slope": A and dA/dq; "set" and "keys": gradients), by the parts that a number has, and
+up to how many dimensions: whole vectors while registers and shared memory hold them."""
+
+LEAST = 8
+"""Fewer tiles than these are not worth the launch that joins two splits."""
+
+
+def parts(half: bool) -> int:
+    """Of how many bf16 numbers a row's number is the sum: 1 for rows of 16-bit embeddings, which lose little by it.
+
+    Others follow `torch.get_float32_matmul_precision()`: at "highest" 3, which hold a float32, and six of their
+    products its product; below that 2 and three products, 16 bits. Against TF32's 11 bits, which are the other reading
+    of "high", those take no longer (on an H200, 65,536 rows of 128 against as many: 14.0 and 15.1 ms).
+    """
+    if half:
+        return 1
+    return 3 if _precision() == "highest" else 2
+
+
+@torch.compiler.assume_constant_result  # it guards the setting itself, but cannot read it
+def _precision() -> str:
+    return torch.get_float32_matmul_precision()
+
+
+def operand(x: Tensor, parts: int) -> Tensor:
+    """x (n, d) as a sum of parts in the tiles' type, (parts, n, D): D is d rounded up to a multiple of 16."""
+    x = pad(x.detach(), (0, -x.shape[1] % 16))
+    found = []
+    for _ in range(parts):
+        found.append(x.to(rows.KIND))
+        x = x - found[-1]
+    return torch.stack(found)
+
+
+def neg_lse(
+    q: Tensor,
+    keys: Tensor | None,
+    scale: Tensor,
+    drop: Tensor,
+    tiles: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """log-sum-exp of scale * q.k over the keys that a row does not drop. Memory O(n + m).
+
+    `tiles`: of q and keys, as `rows.units` makes them; else they are made here, of as many parts as float32 asks for.
+    """
+    both = keys is None or keys.requires_grad
+    slope = torch.is_grad_enabled() and keys is not None and (q.requires_grad or (scale.requires_grad and not both))
+    x, y = tiles
+    if x is None:
+        x, y = operand(q, parts(False)), None if keys is None else operand(keys, parts(False))
+    A: Tensor = _NegLse.apply(q, keys, scale, drop, x, y, slope)[0]
+    return A
+
+
+class _NegLse(torch.autograd.Function):
+    """dA/dq comes with A in one pass; a set against itself takes one pass for the gradient of both its roles.
+
+    Whether to compute the slope dA/dq is guessed from what requires a gradient; a wrong guess costs time alone.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, x: Tensor, y: Tensor | None, slope: bool
+    ) -> tuple[Tensor, Tensor]:
+        A, kept = _forward(x, y, scale, drop, q.shape[1], slope)
+        return A, kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.slope = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # or a matrix of zeros would be made for the slope
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        q, keys, scale, drop, x, y, A, slope = ctx.saved_tensors
+        g, d = grads[0], q.shape[1]
+        if g is None:
+            return (None,) * 7
+        want_q, want_keys, want_scale = ctx.needs_input_grad[:3]
+        dq = dkeys = dscale = None
+        with torch.no_grad(), full_precision(q):  # `once` speaks for the graph; under torch.func an operator has none
+            if keys is None:
+                dq = _backward(g, x, None, scale, drop, A, d)
+                dscale = (q * dq).sum() / (2.0 * scale) if want_scale else None
+            else:
+                dkeys = _backward(g, x, y, scale, drop, A, d) if want_keys else None
+                if not ctx.slope and (want_q or not want_keys):
+                    slope = _forward(x, y, scale, drop, d, True)[1]
+                if want_q:
+                    dq = g[:, None] * slope
+                if want_scale and (want_q or dkeys is None):
+                    dscale = torch.dot(g, (q * slope).sum(-1)) / scale
+                elif want_scale:
+                    dscale = (keys * dkeys).sum() / scale
+        inputs = (g, q, scale) if keys is None else (g, q, keys, scale)
+        found = (None if x is None else once(x, rows.WHY, *inputs) for x in (dq, dkeys, dscale))
+        return *found, None, None, None, None
+
+
+@torch.library.custom_op("marginlens::neg_lse_triton", mutates_args=())
+def _forward(x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool) -> tuple[Tensor, Tensor]:
+    """A (n,), and its slope dA/dq (n, d), or nothing."""
+    return run_forward(x, y, scale, drop, d, slope)
+
+
+@_forward.register_fake
+def _(x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool) -> tuple[Tensor, Tensor]:
+    return scale.new_empty(x.shape[1]), scale.new_empty((x.shape[1], d) if slope else (0,))
+
+
+@torch.library.custom_op("marginlens::neg_lse_triton_backward", mutates_args=())
+def _backward(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
+    """The gradient of the keys (m, d) for cotangent g; without keys, q's in both of its roles."""
+    return run_backward(g, x, y, scale, drop, A, d)
+
+
+@_backward.register_fake
+def _(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
+    return scale.new_empty((x if y is None else y).shape[1], d)
+
+
+def run_forward(
+    x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """What `_forward` does, with given tiles."""
+    y = x if y is None else y
+    (count, n, D), m = x.shape, y.shape[1]
+    tiles = tiles or _tiles("slope" if slope else "value", count, D)
+    chunk, out, pieces = _pieces(D, tiles)
+    pieces = pieces if slope else 1
+    splits, each = _splits(n, m, pieces, tiles, x.device)
+    A = scale.new_empty(splits, n)
+    kept = scale.new_empty((splits, n, D) if slope else 0)
+    with torch.cuda.device_of(x):
+        forward_kernel[(triton.cdiv(n, tiles.rows), splits, pieces)](
+            x, y, scale, drop.contiguous(), A, kept, n, m, each,
+            D=D, R=drop.shape[1], SLOPE=slope, CHUNK=chunk, OUT=out, **_constants(count, tiles),
+        )  # fmt: skip
+        if splits > 1:
+            values, slopes, A, kept = A, kept, A.new_empty(1, n), kept.new_empty((1, n, D) if slope else 0)
+            block = min(128, triton.next_power_of_2(D))
+            join_kernel[(triton.cdiv(n, 32), triton.cdiv(D, block) if slope else 1)](
+                values, slopes, A, kept, n, splits, D=D, SLOPE=slope, ROWS=32, OUT=block
+            )
+    return A[0], kept[0, :, :d].contiguous() if slope else kept
+
+
+def run_backward(
+    g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int,
+    tiles: Tiles | None = None,
+) -> Tensor:  # fmt: skip
+    """What `_backward` does, with given tiles."""
+    keys = x if y is None else y
+    (count, n, D), m = keys.shape, x.shape[1]
+    tiles = tiles or _tiles("set" if y is None else "keys", count, D)
+    chunk, out, pieces = _pieces(D, tiles)
+    splits, each = _splits(n, m, pieces, tiles, x.device)
+    blocks, r, drop, g = triton.cdiv(n, tiles.rows), drop.shape[1], drop.contiguous(), g.contiguous()
+    a, spans = A.new_empty(m), drop.new_empty(4 * blocks, dtype=torch.int32)
+    grads = scale.new_empty(splits, n, D)
+    with torch.cuda.device_of(x):
+        prepare_kernel[(max(blocks, triton.cdiv(m, tiles.rows)),)](
+            g, A, scale, drop, a, spans, n, m, R=r, SET=y is None, ROWS=tiles.rows, STEP=1024
+        )
+        backward_kernel[(blocks, splits, pieces)](
+            keys, x, scale, drop, g, A, a, spans, grads, n, m, each,
+            D=D, R=r, SET=y is None, CHUNK=chunk, OUT=out, **_constants(count, tiles),
+        )  # fmt: skip
+    return (grads[0] if splits == 1 else grads.sum(0))[:, :d].contiguous()
+
+
+def _constants(count: int, tiles: Tiles) -> dict[str, int]:
+    return {
+        "PARTS": count, "ROWS": tiles.rows, "COLS": tiles.cols, "SLOW": max(1, tiles.stages - 1),
+        "num_warps": tiles.warps, "num_stages": tiles.stages,
+    }  # fmt: skip
+
+
+def _tiles(which: str, count: int, D: int) -> Tiles:
+    return next(tiles for most, tiles in TILES[which, count].items() if most >= D)
+
+
+def _pieces(D: int, tiles: Tiles) -> tuple[int, int, int]:
+    """Dimensions of the first product at a time, of the second product in one program, and programs over those."""
+    if tiles.chunk == 0:
+        return triton.next_power_of_2(D), triton.next_power_of_2(D), 1
+    return tiles.chunk, 128, triton.cdiv(D, 128)
+
+
+def _splits(n: int, m: int, pieces: int, tiles: Tiles, device: torch.device) -> tuple[int, int]:
+    """Into how few splits to cut the keys so that multiprocessors idle least, and the tiles in each."""
+    programs, count = triton.cdiv(n, tiles.rows) * pieces, triton.cdiv(m, tiles.cols)
+    slots = _processors(device) * max(1, 8 // tiles.warps)  # a multiprocessor holds two programs of 4 warps
+    most = min(count // LEAST, 4 * slots // programs)
+
+    def worth(splits: int) -> float:
+        waves = triton.cdiv(programs * splits, slots)
+        return float(programs * splits / (waves * slots) - 0.001 * splits)
+
+    each = triton.cdiv(count, max(range(1, 1 + max(1, most)), key=worth))
+    return triton.cdiv(count, each), each
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
