@@ -31,6 +31,14 @@ class Side:
     held: list[Tensor] = field(default_factory=list)
     """What is read there: kept, so that nothing else is written into its memory meanwhile."""
 
+    @contextmanager
+    def beside(self, *read: Tensor) -> Iterator[None]:
+        """What is computed in here runs on the side, from these tensors and after all that came before."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.held.extend(read)
+        with torch.cuda.stream(self.stream):
+            yield
+
     def join(self) -> None:
         """Waits for it."""
         torch.cuda.current_stream().wait_stream(self.stream)
@@ -140,9 +148,10 @@ def _pool(x: Tensor) -> Tensor:
 def _linear(layer: nn.Module, x: Tensor) -> Tensor:
     from marginlens.nets import fused
 
+    assert _mode is not None
     assert isinstance(layer, nn.Linear)
     if fused.linear_supported(x, layer.weight, layer.bias):
-        return fused.linear(x, layer.weight, layer.bias)
+        return fused.linear(x, layer.weight, layer.bias, _mode.side)
     out: Tensor = layer(x)
     return out
 
@@ -182,8 +191,6 @@ class _Convolution(torch.autograd.Function):
             return found
 
         dx = gradient(True, False, False)[0] if ctx.needs_input_grad[0] else None
-        ctx.side.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(ctx.side.stream):
+        with ctx.side.beside(grad, x):
             dw = gradient(False, True, False)[1]
-        ctx.side.held.extend((grad, x, dw))
         return dx, dw, None, None, None

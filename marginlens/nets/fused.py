@@ -7,6 +7,7 @@ is made in a fixed order, so that results repeat bit for bit. Importing this mod
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -676,29 +677,37 @@ def linear_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x @ weight.T + bias, whose bias has its gradient from one kernel; slow twin: torch.nn.functional.linear."""
-    found: Tensor = _Linear.apply(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor, side: Any = None) -> Tensor:
+    """x @ weight.T + bias, whose bias has its gradient from one kernel; slow twin: torch.nn.functional.linear.
+
+    With a `side` (`fast.Side`), gradients of weight and bias are computed there.
+    """
+    found: Tensor = _Linear.apply(x, weight, bias, side)
     return found
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, side: Any) -> Tensor:
         return torch.addmm(bias, x, weight.t())
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.side = inputs
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad, needs = grad.contiguous(), ctx.needs_input_grad
-        db = None
-        if needs[2]:
-            rows, c = grad.shape
-            db = grad.new_empty(c)
-            _column_sums[(c // 16,)](grad, db, rows, c, R=256, C=16, num_warps=8)
-        return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None, db
+        dx = grad @ weight if needs[0] else None
+        dw = db = None
+        with nullcontext() if ctx.side is None else ctx.side.beside(grad, x):
+            if needs[1]:
+                dw = grad.t() @ x
+            if needs[2]:
+                rows, c = grad.shape
+                db = grad.new_empty(c)
+                _column_sums[(c // 16,)](grad, db, rows, c, R=256, C=16, num_warps=8)
+        return dx, dw, db, None

@@ -158,8 +158,8 @@ class Graph:
         grads = torch.autograd.grad(loss, self.learning)
         if self.side is not None:
             self.side.join()
-        factor = _clip(grads, self.trainer.settings.clip)
-        self.flat.step(self.rates.index_select(0, at)[0], self.momenta.index_select(0, at)[0], grads, factor)
+        lr, ema = (table.index_select(0, at)[0] for table in (self.rates, self.momenta))
+        self.flat.step(lr, ema, grads, _clip(grads, self.trainer.settings.clip))
         self.trainer.losses.index_copy_(0, at, loss.detach()[None])
         self.position += 1
 

@@ -121,7 +121,7 @@ def test_two_views_at_once(bands, shape):
     compare(bands, (2 * shape[0], *shape[1:]), BF16, len(shape) == 4, False, groups=2)
 
 
-@pytest.mark.parametrize(("number", "shape"), enumerate(RAGGED))
+@pytest.mark.parametrize(("number", "shape"), list(enumerate(RAGGED)))
 def test_ragged_shapes(bands, number, shape):
     compare(bands, shape, (BF16, torch.float32)[number % 2], number % 3 > 0, number % 3 > 1, groups=1)
 
