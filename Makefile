@@ -20,7 +20,7 @@ slow: .venv/installed
 
 # on a machine with a CUDA GPU; results/gpu_checks.json says what passed, for which kernels
 gpu: .venv/installed
-	MARGINLENS_TEST_CUDA=1 MARGINLENS_GPU_RECORD=1 $(BIN)/python -m pytest -W default tests/gpu
+	MARGINLENS_TEST_CUDA=1 MARGINLENS_GPU_RECORD=results/gpu_checks.json $(BIN)/python -m pytest -W default tests/gpu
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py

@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from marginlens.nets.stem import INTERPRET, dense, like, stem_conv, stem_supported
 
@@ -49,7 +48,6 @@ TUNING: dict[str, Any] = {
     "tile": 4096,  # elements of an elementwise tile
     "tile_width": 64,  # channels of it
     "tile_warps": 4,
-    "early": 1,  # the second kernel of a norm starts before the first has ended, and waits inside
 }
 _COUNTERS: WeakKeyDictionary[nn.Module, dict[tuple[torch.device, int], Tensor]] = WeakKeyDictionary()
 
@@ -189,7 +187,7 @@ def _gradient(g, dy2, signs, where, far, valid, EVEN, scale, shift, MODE, FORK, 
 @triton.jit
 def _stats(
     x, partial, counter, stats, rows, eps, CH: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
-    UNROLL: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Mean, 1 / deviation and variance of each column of each group, (groups, 3, c); slow twin: nn.BatchNorm.
 
@@ -198,8 +196,6 @@ def _stats(
     Tiles are taken from the last one down, which is what the convolution wrote last, and `_normalise` goes up: both
     find the L2 cache warm.
     """
-    if EARLY:
-        gdc_launch_dependents()
     split, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = block * C + tl.arange(0, C)
     x += group * rows * CH
@@ -233,7 +229,7 @@ def _stats(
 def _normalise(
     x, add, y, bits, stats, weight, bias, running_mean, running_var, tracked, rows, momentum,
     ADD: tl.constexpr, RELU: tl.constexpr, BITS: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr,
-    EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr, EARLY: tl.constexpr,
+    EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """y = relu((x - mean) * scale + bias + add), and running statistics; slow twin: nn.BatchNorm, addition, relu."""
     block, at, group = tl.program_id(0) % (CH // C), tl.program_id(0) // (CH // C), tl.program_id(1)
@@ -245,8 +241,6 @@ def _normalise(
     added = tile
     if ADD:
         added = _load(add + start + where, valid, EVEN)
-    if EARLY:
-        gdc_wait()  # for the statistics
     own = stats + group * 3 * CH + columns
     mean, rstd = tl.load(own), tl.load(own + CH)
     scale, shift = _scale_shift(rstd, weight, bias, columns, AFFINE)
@@ -270,11 +264,8 @@ def _sums(
     dy, dy2, x, bits, masked, stats, weight, bias, partial, counter, sums, rows, MODE: tl.constexpr,
     FORK: tl.constexpr, WRITE: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr, EVEN: tl.constexpr,
     SPLITS: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of weight and bias by group, (groups, 2, c), and of what was added; slow twin: autograd."""
-    if EARLY:
-        gdc_launch_dependents()
     split, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = block * C + tl.arange(0, C)
     row = tl.arange(0, UNROLL * R)
@@ -319,7 +310,7 @@ def _sums(
 @triton.jit
 def _input_gradient(
     dy, x, dx, stats, weight, bias, sums, total, rows, MODE: tl.constexpr, AFFINE: tl.constexpr, LATE: tl.constexpr,
-    CH: tl.constexpr, EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr, EARLY: tl.constexpr,
+    CH: tl.constexpr, EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dx from dy, x and the sums over a group's rows, and the groups' total; slow twin: autograd of nn.BatchNorm."""
     block, at, group = tl.program_id(0) % (CH // C), tl.program_id(0) // (CH // C), tl.program_id(1)
@@ -330,8 +321,6 @@ def _input_gradient(
     g = tile
     if not LATE:
         g = _load(dy + start + where, valid, EVEN)
-    if EARLY:
-        gdc_wait()  # for the sums
     if LATE:  # written by `_sums`
         g = _load(dy + start + where, valid, EVEN)
     own = stats + group * 3 * CH + columns
@@ -527,23 +516,16 @@ def _sum_shape(x: Tensor, rows: int, c: int, groups: int, way: str) -> dict[str,
         "STAGES": stages if tiles > splits else 1,
         "R": high,
         "C": width,
-        "EARLY": _early(x),
         "num_warps": warps,
     }
 
 
-def _early(x: Tensor) -> bool:
-    """Whether a kernel may start before the one that it waits for has ended: Hopper's GPUs and later ones can."""
-    return bool(TUNING["early"]) and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
-
-
-def _tile_shape(x: Tensor, rows: int, c: int, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _tile_shape(rows: int, c: int, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid and tile of the elementwise kernels."""
     width = _power(c, TUNING["tile_width"])
     high = TUNING["tile"] // width
-    early = {"EARLY": True, "launch_pdl": True} if _early(x) else {"EARLY": False}
     shape = {"CH": c, "EVEN": rows % high == 0, "R": high, "C": width, "num_warps": TUNING["tile_warps"]}
-    return (triton.cdiv(rows, high) * (c // width), groups), {**shape, **early}
+    return (triton.cdiv(rows, high) * (c // width), groups), shape
 
 
 class _NormAct(torch.autograd.Function):
@@ -570,7 +552,7 @@ class _NormAct(torch.autograd.Function):
             partial = torch.empty(groups, shape["SPLITS"], c, 2, dtype=torch.float32, device=x.device)
             counter = _counters(bn, x.device, groups)[0]
             _stats[(shape["SPLITS"], c // shape["C"], groups)](x, partial, counter, stats, rows, bn.eps, **shape)
-            grid, shape = _tile_shape(x, rows, c, groups)
+            grid, shape = _tile_shape(rows, c, groups)
             _normalise[grid](*tensors, *affine, *running, rows, bn.momentum, **flags, **shape)
         # the same memory without being a view, for autograd tells views of outputs from outputs
         twin = y.new_empty(0).set_(y.untyped_storage(), 0, y.shape, y.stride()) if fork else None
@@ -614,7 +596,7 @@ class _NormAct(torch.autograd.Function):
             _sums[(shape["SPLITS"], c // shape["C"], groups)](
                 *tensors, stats, *affine, partial, counter, sums, rows, **flags, **shape
             )
-            grid, shape = _tile_shape(x, rows, c, groups)
+            grid, shape = _tile_shape(rows, c, groups)
             g, mode = (given[0], ctx.mode) if masked is None else (masked, 0)
             flags = {"MODE": mode, "AFFINE": weight is not None, "LATE": masked is not None}
             _input_gradient[grid](g, x, dx, stats, *affine, sums, total, rows, **flags, **shape)

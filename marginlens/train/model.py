@@ -124,7 +124,8 @@ def fastest_convolutions() -> AbstractContextManager[None]:
     cudnn = torch.backends.cudnn
     if not cudnn.is_available():
         return nullcontext()
-    return cudnn.flags(enabled=True, benchmark=True)
+    kept = {"deterministic": cudnn.deterministic, "allow_tf32": cudnn.allow_tf32}
+    return cudnn.flags(enabled=True, benchmark=True, **kept)
 
 
 @contextmanager

@@ -7,11 +7,12 @@ import json
 import os
 import platform
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.sources import RECORD, fingerprint
+from tests.gpu.sources import fingerprint
 
 
 def pytest_collection_modifyitems(items):
@@ -30,7 +31,8 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish():
-    if not os.environ.get("MARGINLENS_GPU_RECORD") or not _OUTCOMES:
+    path = os.environ.get("MARGINLENS_GPU_RECORD")
+    if not path or not _OUTCOMES:
         return
     import triton
 
@@ -45,4 +47,4 @@ def pytest_sessionfinish():
         "python": platform.python_version(),
         "outcomes": dict(sorted(_OUTCOMES.items())),
     }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    Path(path).write_text(json.dumps(record, indent=1) + "\n")
