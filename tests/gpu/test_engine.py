@@ -60,10 +60,13 @@ def test_one_step_is_the_plain_step(tmp_path, method):
         assert error <= 1e-2 * moved + 1e-6 * tensor.double().norm() + 1e-5, (name, float(error), float(moved))
 
 
-@pytest.mark.parametrize(("amp", "start", "whole"), [("off", 2e-3, 0.02), ("bf16", 1e-2, 0.03)])
+@pytest.mark.parametrize(("amp", "start", "whole"), [("off", 5e-3, 0.02), ("bf16", 1e-2, 0.03)])
 @pytest.mark.parametrize("method", ["mocov3", "simclr", "byol"])
 def test_trace_is_that_of_the_plain_loop(tmp_path, method, amp, start, whole):
-    """The first losses one by one, and the mean of an epoch later on, when roundings have grown apart."""
+    """The first losses one by one, and the mean of an epoch later on, when roundings have grown apart.
+
+    Convolutions in float32 are TF32, as torch has them: three digits.
+    """
     traces = []
     for name in ("eager", "graph"):
         trainer = trainer_of(tmp_path / name, method=method, amp=amp)
