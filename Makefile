@@ -25,6 +25,7 @@ gpu: .venv/installed
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/views.py
+	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/page.py
 
 mutants: .venv/installed

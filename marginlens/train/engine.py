@@ -195,13 +195,13 @@ class Graph:
         before = {name: tensor.clone() for name, tensor in state(self.trainer).items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), fastest_convolutions():
+        with torch.cuda.stream(stream), fastest_convolutions(limit=0):
             for _ in range(_WARM):
                 self.position.zero_()
                 self.step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with fastest_convolutions(), torch.cuda.graph(graph, stream=stream):
+        with fastest_convolutions(limit=0), torch.cuda.graph(graph, stream=stream):
             self.step()
         self.flat.bind()
         for name, tensor in state(self.trainer).items():

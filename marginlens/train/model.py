@@ -119,13 +119,13 @@ def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def fastest_convolutions() -> AbstractContextManager[None]:
-    """Lets cuDNN try ten algorithms for a shape, once; trying all of them took longer and gained nothing."""
+def fastest_convolutions(limit: int = 10) -> AbstractContextManager[None]:
+    """Lets cuDNN try so many algorithms for a shape, once; 0: all, which takes twice as long."""
     cudnn = torch.backends.cudnn
     if not cudnn.is_available():
         return nullcontext()
     kept = {"deterministic": cudnn.deterministic, "allow_tf32": cudnn.allow_tf32}
-    return cudnn.flags(enabled=True, benchmark=True, **kept)
+    return cudnn.flags(enabled=True, benchmark=True, benchmark_limit=limit, **kept)
 
 
 @contextmanager
