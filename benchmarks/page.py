@@ -95,9 +95,9 @@ LOSS_GPU = """
 (driver {driver}), torch {torch}, triton {triton}. Time and memory relative to a plain `F.cross_entropy`, eager, which
 multiplies in the inputs' own precision. Memory: what a call takes at its peak beyond its inputs and gradients.
 Compilation is in no time. *Products*: the time over that of the matrix products which value and gradient cannot do
-without (2 over all pairs with keys detached, 4 with both sides, 2 for SimCLR, whose pairs are symmetric), at the
+without (2 over all pairs with keys detached, 4 with both sides, 3 for SimCLR), at the
 {bf16_tflops:.0f} TFLOP/s of a large bf16 product in the same run. *Exp*: the time over that of the exponentials (1, 2
-and 1 per pair) at {exps}, measured with a kernel that does nothing else. *Error*: the gradient's relative distance from
+and 2 per pair) at {exps}, measured with a kernel that does nothing else. *Error*: the gradient's relative distance from
 that of `F.cross_entropy` in float64 at N = {checked:,}.
 """
 
@@ -189,6 +189,8 @@ def loss_gpu_page():
     has = any(row["loss"] == "torch linear_cross_entropy" for row in content["rows"])
     linear = "is in its chunked form" if has else f"is not in torch {facts['torch']}"
     text += LOSS_GPU_TAIL.format(cut=facts["cut-cross-entropy"], lightly=facts["lightly"], linear=linear)
+    if (most := max(row["n"] for row in content["rows"])) < 4096:
+        text += f"\nThe run ended after N = {most:,}; [performance.md](performance.md) has our kernels at every size.\n"
     return text + left_out(content["left_out"])
 
 
