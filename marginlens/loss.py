@@ -54,7 +54,7 @@ def info_nce(
     requires them: detach what should not learn. `tau` may be a tensor that learns. Half-precision inputs are computed
     in float32, and the value is float32.
 
-    `impl` names a kernel: "auto" takes Triton's on a GPU for large batches. There, products of half-precision inputs
+    `impl` names a kernel: "auto" takes Triton's on a GPU. There, products of half-precision inputs
     are in bf16, and those of float32 inputs follow `torch.set_float32_matmul_precision`; sums are in float32.
 
     `check=True` also looks for NaN, infinity and indices out of range where looking costs a device synchronisation.

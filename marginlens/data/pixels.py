@@ -9,7 +9,7 @@ across channels for colours.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from itertools import permutations
 
 import torch
@@ -23,7 +23,7 @@ ORDERS = tuple(permutations(range(4)))
 """The order of colour jitter's operations, by number."""
 
 
-@lru_cache(maxsize=64)
+@cache
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """A vector that is sent to its device once: sending one makes the host wait, and cannot be captured in a graph."""
     return torch.tensor(values, device=device)
@@ -120,7 +120,7 @@ def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     return x
 
 
-@lru_cache(maxsize=8)
+@cache
 def _passes(device: torch.device) -> Tensor:
     """For each order, what three passes before hue and three after it do."""
     table = []
@@ -151,7 +151,7 @@ def blur(x: Tensor, sigma: Tensor, radius: int) -> Tensor:
     return torch.matmul(rows[:, None], x.view(n, channels, height, width))
 
 
-@lru_cache(maxsize=16)
+@cache  # for good: a captured graph reads it where it is
 def _reflections(size: int, radius: int, device: torch.device) -> Tensor:
     """(radius + 1, size * size): how often tap t of pixel i falls on pixel j, from both sides and with reflection."""
     i = torch.arange(size, device=device)

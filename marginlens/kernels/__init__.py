@@ -36,7 +36,20 @@ def choose(impl: str, q: Tensor, dtype: torch.dtype, negatives: bool = True) -> 
         _can_use_triton(q, dtype)
     if impl != "auto":
         return impl
-    return "triton" if negatives and q.is_cuda and dtype == torch.float32 and HAS_TRITON else "chunked"
+    fits = negatives and q.is_cuda and dtype == torch.float32
+    return "triton" if fits and not no_triton(q.device) else "chunked"
+
+
+def no_triton(device: torch.device) -> str:
+    """Why Triton cannot be used on a device, or nothing: on a CPU only its interpreter is left."""
+    if not HAS_TRITON:
+        return "triton is not installed"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"triton needs a GPU of compute capability 8.0, and {torch.cuda.get_device_name(device)} is older"
+    return ""
+
+
+torch.compiler.assume_constant_result(no_triton)  # what Dynamo cannot trace, it may ask once
 
 
 def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from marginlens.data import draw
 from marginlens.data.views import make_view
 from marginlens.effects import Effect, Product, factors
+from marginlens.kernels import no_triton
 from marginlens.methods import BYOL, MoCoV3, SimCLR
 from marginlens.nets.ema import MOMENTA
 from marginlens.nets.fast import Side, fast
@@ -68,9 +68,7 @@ def obstacle(feed: Feed, precision: torch.dtype) -> str:
         return "images that are decoded as they are needed cannot be captured"
     if precision == torch.float16:
         return "fp16 scales its loss as it goes, which a graph cannot"
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    return ""
+    return no_triton(feed.device)
 
 
 class Eager:
@@ -224,15 +222,19 @@ def shadow(method: Any, half: dict[str, Tensor]) -> tuple[Any, list[Tensor]]:
 
 
 def on_device(effect: Effect, device: torch.device) -> tuple[Effect, dict[str, Tensor]]:
-    """The effect with its numbers on the device, where a captured graph reads them anew; and these, by name."""
+    """The effect with its numbers on the device, where a captured graph reads them anew; and these, by name.
+
+    What is at its default stays as it is: an effect may ask whether it is, and BYOL takes a margin without m2 only.
+    """
     numbers: dict[str, Tensor] = {}
     moved = []
     for factor in factors(effect):
         given = {f.name: getattr(factor, f.name) for f in fields(factor)}  # type: ignore[arg-type]
+        defaults = {f.name: f.default for f in fields(factor)}  # type: ignore[arg-type]
         found = {
             name: torch.tensor(value, device=device, dtype=torch.float32)
             for name, value in given.items()
-            if isinstance(value, float | int) and value != float("inf")
+            if isinstance(value, float | int) and value != defaults[name]
         }
         numbers |= {f"{type(factor).__name__.lower()}.{name}": value for name, value in found.items()}
         moved.append(replace(factor, **found) if found else factor)  # type: ignore[type-var]

@@ -6,7 +6,6 @@ Both feeds answer the same questions, so that nothing after this file knows the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Store
 from marginlens.data.stream import middles, stream
 from marginlens.data.views import Triple, View, make_view
+from marginlens.kernels import no_triton
 
 
 class Feed(Protocol):
@@ -145,8 +145,8 @@ def middle(images: Tensor, size: int, resize: int) -> Tensor:
 
 def unfused(images: Tensor, views: Sequence[View]) -> str:
     """Why one kernel cannot make these views, or nothing."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
+    if why := no_triton(images.device):
+        return why
     from marginlens.data import fused
 
     return fused.supported(images, tuple(views)) or ""

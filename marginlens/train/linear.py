@@ -82,7 +82,7 @@ class _Graph:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=stream):
             step()
         with torch.no_grad():
             for tensor, old in zip(changing, before, strict=True):

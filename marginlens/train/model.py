@@ -100,6 +100,8 @@ def choose_device(name: str) -> torch.device:
         raise ValueError(f"there is no device {name!r}; there are auto, cpu, cuda and cuda:0, cuda:1, ...")
     if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} cannot be used: {torch.cuda.device_count()} CUDA devices are here; try auto")
+    if ":" in name:
+        torch.cuda.set_device(name)  # streams, graphs and kernels are made on the current one
     return torch.device(name)
 
 

@@ -130,8 +130,9 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
-        chosen = engines.choose(engine, trainer)
-        display.say(f"engine: {chosen.about}")
+    chosen = engines.choose(engine, trainer)
+    display.say(f"engine: {chosen.about}")
+    with disk(run.path, "nothing was lost"):
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
     return chosen

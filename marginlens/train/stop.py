@@ -74,6 +74,8 @@ def memory(lower: str) -> Iterator[None]:
     except MemoryError as error:
         raise Stopped(f"out of main memory; lower {lower}") from error
     except RuntimeError as error:
+        if isinstance(error.__context__, torch.OutOfMemoryError):  # which a broken-off capture of a graph hides
+            raise Stopped(f"out of GPU memory; lower {lower}") from error
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
         raise Stopped(f"out of main memory; lower {lower}") from error

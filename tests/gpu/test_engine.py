@@ -46,7 +46,7 @@ def take(which, trainer, count):
 
 @pytest.mark.parametrize("method", ["mocov3", "simclr", "byol"])
 def test_one_step_is_the_plain_step(tmp_path, method):
-    """In float32: every tensor of the state, after a step from the same place, to a thousandth of its way."""
+    """In float32: every tensor of the state, after a step from the same place, to a hundredth of its way."""
     plain, whole = (trainer_of(tmp_path / name, method=method, amp="off") for name in ("a", "b"))
     plain.feed.fused = False
     before = {name: tensor.clone() for name, tensor in state(plain).items()}

@@ -337,14 +337,21 @@ def test_what_it_cannot_do_is_said(monkeypatch):
 
 def test_what_auto_stands_for(monkeypatch):
     class Rows:
+        device = torch.device("cuda")
+
         def __init__(self, cuda=True):
             self.is_cuda = cuda
 
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert kernels.choose("auto", Rows(), torch.float32) == "triton"
     assert kernels.choose("auto", Rows(), torch.float32, negatives=False) == "chunked"
     assert kernels.choose("auto", Rows(), torch.float64) == "chunked"
     assert kernels.choose("auto", Rows(cuda=False), torch.float32) == "chunked"
     assert kernels.choose("chunked", Rows(), torch.float32) == "chunked"
+    with monkeypatch.context() as old:
+        old.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+        old.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+        assert kernels.choose("auto", Rows(), torch.float32) == "chunked"
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     assert kernels.choose("auto", Rows(), torch.float32) == "chunked"
 

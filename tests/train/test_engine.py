@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import marginlens as ml
+from marginlens import kernels
 from marginlens.data import draw
 from marginlens.data.views import make_view
 from marginlens.methods import METHODS
@@ -22,7 +23,7 @@ from tests.train.conftest import settings
 
 CASES = [
     ("mocov3", {}),
-    ("byol", {}),
+    ("byol", {"effect": "margin(m1=0.2)"}),
     ("mocov3", {"clip": 0.3, "decay_all": False, "weight_decay": 0.05, "ema_schedule": "cosine"}),
     ("mocov3", {"effect": "emphasis(s=5, c=2.5) * ratio(m1=0.4)", "symmetric": True, "two_tau": True}),
     ("simclr", {"effect": "margin(m1=0.2, m2=0.1)", "bias": False, "momentum": 0.0}),
@@ -142,10 +143,14 @@ def test_graph_is_refused_where_there_is_none(tmp_path):
 def test_obstacles(monkeypatch):
     feed = open_feed("little", torch.device("cpu"))
     feed.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert engine.obstacle(feed, torch.bfloat16) == ""
     assert "fp16" in engine.obstacle(feed, torch.float16)
-    monkeypatch.setattr(engine, "find_spec", lambda _: None)
-    assert "triton" in engine.obstacle(feed, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert "Tesla T4 is older" in engine.obstacle(feed, torch.bfloat16)
+    monkeypatch.setattr(kernels, "HAS_TRITON", False)
+    assert "triton is not installed" in engine.obstacle(feed, torch.bfloat16)
 
 
 def test_what_was_chosen_is_said_and_recorded(capsys, tmp_path):
