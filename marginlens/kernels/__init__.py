@@ -57,6 +57,8 @@ def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:
         raise ValueError("impl is 'triton', which is not installed: pip install triton, or use impl='auto'")
     if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(f"impl is 'triton', which needs a GPU: the embeddings are on {q.device}; use impl='auto'")
+    if why := no_triton(q.device):
+        raise ValueError(f"impl is 'triton', and {why}; use impl='auto'")
     if dtype != torch.float32:
         raise ValueError(f"impl is 'triton', which has no tiles for {dtype}; use impl='auto', or .float() embeddings")
 

@@ -20,12 +20,10 @@ from marginlens.data.views import make_view
 from marginlens.effects import Effect, Product, factors
 from marginlens.kernels import no_triton
 from marginlens.methods import BYOL, MoCoV3, SimCLR
-from marginlens.nets.ema import MOMENTA
 from marginlens.nets.fast import Side, fast
 from marginlens.train.feed import Arrays, Feed, unfused
 from marginlens.train.model import fastest_convolutions
-from marginlens.train.schedule import learning_rate
-from marginlens.train.trainer import LOOK_EVERY, Trainer, batches, look, state, train_step
+from marginlens.train.trainer import Trainer, batches, count, state, train_step
 
 Name = Literal["auto", "eager", "graph"]
 
@@ -126,26 +124,21 @@ class Graph:
                 self.step()
             else:
                 self.graph.replay()
-            trainer.step += 1
-            trainer.counted += trainer.settings.batch
-            if trainer.step % LOOK_EVERY == 0 or trainer.step % trainer.per_epoch == 0:
-                look(trainer)
+            count(trainer)
             yield
 
     def begin(self, epoch: int, done: int) -> None:
         """Puts an epoch's order and schedules where the graph reads them."""
-        trainer, settings = self.trainer, self.trainer.settings
-        order = draw.order(trainer.samples, settings.seed, epoch, self.order.device)
+        trainer = self.trainer
+        order = draw.order(trainer.samples, trainer.settings.seed, epoch, self.order.device)
         self.order.copy_(order[: self.order.numel()].view_as(self.order))
-        first, warmup = epoch * trainer.per_epoch, settings.warmup * trainer.per_epoch
-        steps = range(first, first + trainer.per_epoch)
-        self.rates.copy_(torch.tensor([learning_rate(i, trainer.total, settings.lr, warmup) for i in steps]))
-        momentum = MOMENTA[settings.ema_schedule]
-        self.momenta.copy_(torch.tensor([momentum(settings.ema, i, trainer.total) for i in steps]))
+        steps = range(epoch * trainer.per_epoch, (epoch + 1) * trainer.per_epoch)
+        self.rates.copy_(torch.tensor([trainer.lr_at(i) for i in steps]))
+        self.momenta.copy_(torch.tensor([trainer.ema_at(i) for i in steps]))
         self.epoch.fill_(epoch)
         self.position.fill_(done)
         for group in trainer.optimizer.param_groups:
-            group["lr"] = learning_rate(steps[-1], trainer.total, settings.lr, warmup)
+            group["lr"] = trainer.lr_at(steps[-1])
 
     def step(self) -> None:
         """The whole step, from what is on the device alone."""

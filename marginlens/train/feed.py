@@ -66,8 +66,9 @@ class Arrays:
     ) -> Iterator[list[Tensor]]:
         images = self.images(split)
         order = order.to(self.device)
+        one_kernel = self.fused and images.device.type == "cuda" and not unfused(images, views)
         for chosen in order.split(batch):
-            if self.fused and images.device.type == "cuda" and unfused(images, views) == "":
+            if one_kernel:
                 from marginlens.data import fused
 
                 yield fused.make_views(images, chosen, tuple(views), seed, epoch, first, torch.float32)

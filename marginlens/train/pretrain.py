@@ -17,7 +17,6 @@ from torch import Tensor
 import marginlens as ml
 from marginlens.data.atomic import DataError
 from marginlens.effects import Effect, Emphasis, Margin, factors
-from marginlens.nets.ema import MOMENTA
 from marginlens.train import checkpoint, record
 from marginlens.train import engine as engines
 from marginlens.train.config import Knn, Pretrain
@@ -203,7 +202,7 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
         **_spreads(trainer),
     }
     if settings.method != "simclr":
-        metrics["ema"] = MOMENTA[settings.ema_schedule](settings.ema, trainer.step - 1, trainer.total)
+        metrics["ema"] = trainer.ema_at(trainer.step - 1)
     if last or (knn_every and epoch % knn_every == 0):
         found = knn_accuracy(trainer.method.backbone, trainer.feed, Knn(), settings.size, trainer.precision)
         metrics |= {"knn": found} if found is not None else {}

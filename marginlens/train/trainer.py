@@ -70,6 +70,14 @@ class Trainer:
     def rate(self) -> float:
         return self.counted / self.seconds if self.seconds else 0.0
 
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step."""
+        return learning_rate(step, self.total, self.settings.lr, self.settings.warmup * self.per_epoch)
+
+    def ema_at(self, step: int) -> float:
+        """The teacher's momentum after a step."""
+        return MOMENTA[self.settings.ema_schedule](self.settings.ema, step, self.total)
+
 
 def check_data(settings: Pretrain, feed: Feed) -> int:
     """The number of images to learn from, if there are enough for a batch."""
@@ -99,9 +107,8 @@ def batches(trainer: Trainer) -> Iterator[list[Tensor]]:
 def train_step(trainer: Trainer, views: list[Tensor]) -> None:
     """One step of the method: loss, gradient, SGD, EMA."""
     settings, method, optimizer, scaler = trainer.settings, trainer.method, trainer.optimizer, trainer.scaler
-    warmup = settings.warmup * trainer.per_epoch
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(trainer.step, trainer.total, settings.lr, warmup)
+        group["lr"] = trainer.lr_at(trainer.step)
     with autocast(trainer.precision, trainer.feed.device):
         loss = method.loss([view.contiguous(memory_format=torch.channels_last) for view in views])
     optimizer.zero_grad()
@@ -111,10 +118,15 @@ def train_step(trainer: Trainer, views: list[Tensor]) -> None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], settings.clip)
     scaler.step(optimizer)
     scaler.update()
-    method.after_step(MOMENTA[settings.ema_schedule](settings.ema, trainer.step, trainer.total))
+    method.after_step(trainer.ema_at(trainer.step))
     trainer.losses[trainer.step % trainer.per_epoch] = loss.detach()
+    count(trainer)
+
+
+def count(trainer: Trainer) -> None:
+    """Counts a step that was taken, and looks at the losses where that is due."""
     trainer.step += 1
-    trainer.counted += settings.batch
+    trainer.counted += trainer.settings.batch
     if trainer.losses.device.type == "cpu" or trainer.step % LOOK_EVERY == 0 or trainer.step % trainer.per_epoch == 0:
         look(trainer)
 

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from marginlens.data import draw, fused
 from marginlens.data.fused import draw_parameters, empty_views, make_views, supported
 from marginlens.data.views import View, make_view, parameters, strong, weak
-from tests.data.test_views import MEAN, STD, photos
+from tests.data.operations import ALONE, MEAN, STD
+from tests.data.test_views import photos
 
 PIXEL = 1e-5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,21 +126,6 @@ def test_shrinking_by_a_lot():
     view = replace(PLAIN, size=16, scale=(0.9, 1.0))
     images, chosen = photos(2, 33, 256), torch.arange(2)
     close(fused_views(images, chosen, (view,), 0, 0)[0], twin(images, chosen, view, 0, 0, 0), view)
-
-
-ALONE = {
-    "nothing": {},
-    "flip": {"flip": 1.0},
-    "brightness": {"jitter_p": 1.0, "jitter": (0.9, 0.0, 0.0, 0.0)},
-    "contrast": {"jitter_p": 1.0, "jitter": (0.0, 0.9, 0.0, 0.0)},
-    "saturation": {"jitter_p": 1.0, "jitter": (0.0, 0.0, 0.9, 0.0)},
-    "hue": {"jitter_p": 1.0, "jitter": (0.0, 0.0, 0.0, 0.5)},
-    "grey": {"grey": 1.0},
-    "blur": {"blur": 1.0},
-    "a wide blur": {"blur": 1.0, "sigma": (20.0, 60.0)},
-    "solarise": {"solarise": 1.0},
-    "normalise": {"mean": MEAN, "std": STD},
-}
 
 
 @pytest.mark.parametrize("name", ALONE)

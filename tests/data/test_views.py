@@ -20,8 +20,8 @@ from scipy import ndimage
 from marginlens.data import pixels
 from marginlens.data.pixels import BRIGHTNESS, CONTRAST, HUE, SATURATION
 from marginlens.data.views import Parameters, View, make_view, parameters, render, strong, weak
+from tests.data.operations import MEAN, STD
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 STEP = 1 / 255
 ROUNDING = 2e-6
 RESIZING = 2e-5

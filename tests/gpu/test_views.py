@@ -16,9 +16,9 @@ pytest.importorskip("triton")
 
 from marginlens.data.fused import draw_parameters, empty_views, make_views
 from marginlens.data.views import View, make_view, parameters, strong, weak
+from tests.data.operations import ALONE, MEAN, STD
 
 CUDA = torch.device("cuda")
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 PIXEL = 1e-5
 SHAPES = [(size, *shape) for size in (20, 32, 64) for shape in ((32, 32), (64, 64), (96, 96), (40, 56))]
 AT_THE_EDGE = [(20, 40, 56), (32, 32, 32), (64, 96, 96)]
@@ -115,21 +115,6 @@ def test_pixels(size, height, width):
     images = photos(40, height, width)
     chosen = torch.randint(40, (24,), generator=torch.Generator().manual_seed(size))
     all_close(images, chosen, views_of(size, height, width), 5 + (1 << 33), 6, 1)
-
-
-ALONE = {
-    "nothing": {},
-    "flip": {"flip": 1.0},
-    "brightness": {"jitter_p": 1.0, "jitter": (0.9, 0.0, 0.0, 0.0)},
-    "contrast": {"jitter_p": 1.0, "jitter": (0.0, 0.9, 0.0, 0.0)},
-    "saturation": {"jitter_p": 1.0, "jitter": (0.0, 0.0, 0.9, 0.0)},
-    "hue": {"jitter_p": 1.0, "jitter": (0.0, 0.0, 0.0, 0.5)},
-    "grey": {"grey": 1.0},
-    "blur": {"blur": 1.0},
-    "a wide blur": {"blur": 1.0, "sigma": (20.0, 60.0)},
-    "solarise": {"solarise": 1.0},
-    "normalise": {"mean": MEAN, "std": STD},
-}
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -352,6 +352,8 @@ def test_what_auto_stands_for(monkeypatch):
         old.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
         old.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
         assert kernels.choose("auto", Rows(), torch.float32) == "chunked"
+        with pytest.raises(ValueError, match=r"Tesla T4 is older; use impl='auto'"):
+            kernels.choose("triton", Rows(), torch.float32)
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     assert kernels.choose("auto", Rows(), torch.float32) == "chunked"
 
