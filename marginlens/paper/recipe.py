@@ -1,0 +1,69 @@
+"""From the paper's words to settings: its names, what it states, and the one reading that we chose.
+
+A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.train.config`. That recipe already has
+what the paper does not say and its results need: MoCo v3's projector ends in a batch norm without affine parameters
+(`METHOD_DEFAULTS`), without which s = 20 loses instead of gaining.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from marginlens.effects import PLAIN, Attenuation, Emphasis, Kind, Margin, Ratio, Scope
+
+METHODS = {"MoCo": "mocov3", "SimCLR": "simclr", "BYOL": "byol"}
+"""The paper's names, and ours. It writes MoCo and MoCov3 for one method: both are MoCo v3."""
+
+DATA = {"CIFAR10": "cifar10", "CIFAR100": "cifar100", "STL10": "stl10", "TinyImageNet": "tinyimagenet"}
+
+EPOCHS = 200
+"""Of pre-training (Sec. 5.1, Appendix C.1)."""
+
+BATCH = 256
+
+STATED: dict[str, float] = {"batch": BATCH, "hidden": 2048, "out": 128, "momentum": 0.9, "lr": 0.06}
+"""Appendix C.1, pre-training on the four small data sets. The rest of the recipe is ReSSL's ("basically follows")."""
+
+STATED_TAU = {"MoCo": 0.25, "SimCLR": 0.25}
+"""Appendix C.1. BYOL's is not stated."""
+
+STATED_PROBE: dict[str, float] = {"epochs": 100, "momentum": 0.9, "lr": 1}
+"""Appendix C.1, the linear layer, for probing and for transfer."""
+
+RATIO_SCOPE: Scope = "positive"
+"""What the ratio multiplies: the positive's gradient, as in Alg. 4, or the whole row's ("row"), as in Sec. 5.4.
+
+Which one the tables used is not known. Alg. 4 is given "for reproduction", so it is the first reading; the other one is
+in `Cell.alternatives`.
+"""
+
+
+def run(method: str, data: str, effect: str, epochs: int = EPOCHS, batch: int = BATCH) -> dict[str, Any]:
+    """Settings of a pre-training, by the paper's names; what the recipe has anyway is left out."""
+    settings: dict[str, Any] = {"method": METHODS[method], "data": DATA[data], "effect": effect, "epochs": epochs}
+    return settings if batch == BATCH else settings | {"batch": batch}
+
+
+def spell(at: Mapping[str, float], scope: Scope = RATIO_SCOPE) -> str:
+    """The effect with margins m1, m2 or with scale s and curvature c; m1 alone is the ratio's."""
+    if "m2" in at:
+        return str(Margin(at["m1"], at["m2"]))
+    if "m1" in at:
+        return str(Ratio(at["m1"], scope)) if at["m1"] else str(PLAIN)
+    s, c = at.get("s", 1.0), at.get("c", math.inf)
+    return str(PLAIN) if s == 1.0 and math.isinf(c) else str(Emphasis(s, c))
+
+
+def spell_attenuation(alpha: float, kind: Kind) -> str:
+    """The effect of an attenuation; at alpha = 0 there is none."""
+    return str(Attenuation(alpha, kind)) if alpha else str(PLAIN)
+
+
+def other_scope(method: str, data: str, at: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """The other reading of the ratio with margin m1; nothing where there is no ratio."""
+    if "m2" in at or not at.get("m1"):
+        return {}
+    scope: Scope = "row" if RATIO_SCOPE == "positive" else "positive"
+    return {f"scope={scope}": run(method, data, spell(at, scope))}

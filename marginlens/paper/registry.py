@@ -1,0 +1,45 @@
+"""All tables and figures by key, and the search for cells."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from marginlens.paper import figures, hyper, tables
+from marginlens.paper.cells import Cell, Table
+
+
+def _number(table: Table) -> tuple[bool, int]:
+    return table.key[:3] == "fig", int(table.key[3:])
+
+
+TABLES: dict[str, Table] = {t.key: t for t in sorted((*tables.TABLES, *hyper.TABLES, *figures.TABLES), key=_number)}
+"""tab1 to tab10, fig1 to fig8, in the paper's numbering."""
+
+
+def find(pattern: str, table: str = "") -> tuple[Cell, ...]:
+    """The cells whose path matches a pattern such as "MoCo/CIFAR10/*", whatever its case; of one table, or of all."""
+    if table and table not in TABLES:
+        raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+    cells = [cell for key, t in TABLES.items() if table in ("", key) for cell in t.cells]
+    found = tuple(cell for cell in cells if fnmatchcase(cell.path.lower(), pattern.lower()))
+    if found:
+        return found
+    where = TABLES[table].name if table else "the paper"
+    if not cells:
+        raise ValueError(f"{where} has no cells to run: {TABLES[table].title.lower()}, {TABLES[table].kind}")
+    paths = {cell.path.lower(): cell.path for cell in cells}
+    close = [paths[path] for path in get_close_matches(pattern.lower(), paths, n=3, cutoff=0.6)]
+    hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
+    raise ValueError(f"no cell of {where} matches {pattern!r}; {hint}")
+
+
+def elsewhere(cell: Cell) -> tuple[Cell, ...]:
+    """Other cells that are the same run, measured the same way: a figure's point may have its number in a table."""
+    if cell.settings is None:
+        return ()
+    same = (cell.settings, cell.measure, cell.to)
+    cells = (other for table in TABLES.values() for other in table.cells)
+    return tuple(
+        c for c in cells if (c.settings, c.measure, c.to) == same and (c.table, c.path) != (cell.table, cell.path)
+    )
