@@ -31,7 +31,7 @@ class Row(NamedTuple):
     cos: Tensor
     """c, the cosine of the positive's angle theta."""
     sin: Tensor
-    """Its sine, accurate near theta = 0 and pi, where sqrt(1 - c^2) is not; NaN if no effect at hand is angular."""
+    """Its sine, accurate near theta = 0 and pi, where sqrt(1 - c^2) is not; one NaN if no effect at hand is angular."""
     A: Tensor
     """log-sum-exp of the negatives' logits; -inf where there are none."""
     scale: Tensor

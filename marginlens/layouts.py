@@ -12,8 +12,11 @@ from marginlens import checks
 from marginlens.autodiff import full_precision
 from marginlens.checks import EffectLike
 from marginlens.effects import Effect, Row
-from marginlens.kernels import choose, neg_lse, unit, units, units_together
+from marginlens.kernels import choose, neg_lse, units
 from marginlens.parameters import Number
+
+NO_SINE = torch.tensor(torch.nan)
+"""Stands in for sines that nobody asked for: on the CPU, so that no device has to fill it."""
 
 
 class Settings(NamedTuple):
@@ -58,22 +61,24 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
     impl = choose(ask.impl, q, dtype, ask.negatives)
     with full_precision(q):
         scale = _scale(ask.tau, q, dtype)
-        index = torch.arange(len(q), device=q.device) if positives is None else positives.long()
         half = _half(q, k, queue)
-        if impl != "triton" or positives is not None or len(q) != len(k):
+        if impl != "triton" or positives is not None or q.shape != k.shape:
             (u, s), (v, t) = _rows(q, dtype, impl, half), _rows(k, dtype, impl, half)
-            paired = v[: len(q)] if positives is None else v[index]
-            cos = _cosine(u, paired)
+            index = torch.arange(len(q), device=q.device) if positives is None else positives.long()
+            paired, drop = v[: len(q)] if positives is None else v[index], index[:, None]
+            cos, sin = _cosine(u, paired), None
         else:
-            u, v, cos, s, t = units(q, k, half)
+            u, v, cos, s, t, drop, sin = units(q, k, False, half, ask.sines)
             paired = v
         parts = []
         if ask.negatives and others:
-            parts.append(neg_lse(u, v, scale, index[:, None], impl, (s, t)))
+            parts.append(neg_lse(u, v, scale, drop, impl, (s, t)))
         if ask.negatives and queue is not None and spare:
             w, t = _rows(queue, dtype, impl, half)
-            parts.append(neg_lse(u, w, scale, index.new_empty(len(q), 0), impl, (s, t)))
-        return _row(cos, _sine(u, paired) if ask.sines else None, parts, scale)
+            parts.append(neg_lse(u, w, scale, drop[:, :0], impl, (s, t)))
+        if ask.sines and sin is None:
+            sin = _sine(u, paired)
+        return _row(cos, sin if ask.sines else None, parts, scale)
 
 
 def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
@@ -87,18 +92,16 @@ def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
     impl = choose(ask.impl, z1, dtype, ask.negatives)
     with full_precision(z1):
         scale = _scale(ask.tau, z1, dtype)
-        if impl == "triton":
-            z, cos, tiles = units_together(z1, z2, _half(z1, z2))
-        else:
+        if impl != "triton":
             u, v = _unit(z1, dtype), _unit(z2, dtype)
             z, cos, tiles = torch.cat([u, v]), _cosine(u, v).repeat(2), None
-        sin = _sine(z[:n], z[n:]).repeat(2) if ask.sines else None
-        parts = []
-        if ask.negatives and n > 1:
+            sin = _sine(z[:n], z[n:]).repeat(2) if ask.sines else None
             itself = torch.arange(2 * n, device=z1.device)
             drop = torch.stack([itself, itself.roll(n)], dim=1)
-            parts.append(neg_lse(z, None, scale, drop, impl, (tiles, None)))
-        return _row(cos, sin, parts, scale)
+        else:
+            z, _, cos, tiles, _, drop, sin = units(z1, z2, True, _half(z1, z2), ask.sines)
+        parts = [neg_lse(z, None, scale, drop, impl, (tiles, None))] if ask.negatives and n > 1 else []
+        return _row(cos, sin if ask.sines else None, parts, scale)
 
 
 def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
@@ -125,7 +128,10 @@ def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rows(x: Tensor, dtype: torch.dtype, impl: str, half: bool) -> tuple[Tensor, Tensor | None]:
     """Rows of length one, and their tiles where the kernel has any."""
-    return unit(x, half) if impl == "triton" else (_unit(x, dtype), None)
+    if impl != "triton":
+        return _unit(x, dtype), None
+    found = units(x, None, False, half)
+    return found.u, found.s
 
 
 def _half(*given: Tensor | None) -> bool:
@@ -146,11 +152,10 @@ def _sine(u: Tensor, v: Tensor) -> Tensor:
 
 def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) -> Row:
     """A row of parts of the negatives: their log-sum-exp joined, or -inf where there are none."""
-    sin = torch.full_like(cos, torch.nan) if sin is None else sin
     A = parts[0] if parts else torch.full_like(cos, -math.inf)
     for part in parts[1:]:
         A = torch.logaddexp(A, part)
-    return Row(cos, sin, A, scale)
+    return Row(cos, NO_SINE if sin is None else sin, A, scale)
 
 
 def _scale(tau: Number, like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,6 @@ not the value's derivative.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from marginlens import checks
-from marginlens.autodiff import once
+from marginlens.autodiff import apply, once
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, LogWeights, Row, log_one_minus
 from marginlens.layouts import Settings, byol, moco, settings, simclr
-from marginlens.parameters import Number
+from marginlens.parameters import Number, log
 
 Reduction = Literal["mean", "none"]
 Impl = Literal["auto", "reference", "chunked", "triton"]
@@ -174,12 +173,13 @@ def _value(row: Row, ask: Settings) -> Tensor:
     with torch.no_grad():
         w = ask.effect.log_weights(row)
         if w is not None:
-            log_beta = math.log(beta) if beta > 0.0 else -math.inf
-            db = -(log_one_minus(beta, b - row.A) + (w.positive + w.row)).exp()
-            dA = (log_beta + logsigmoid(row.A - b) + w.row).exp()
+            x = row.A - b
+            rest = logsigmoid(x)  # log of 1 - q
+            db = -((rest if beta == 1.0 else log_one_minus(beta, -x)) + (w.positive + w.row)).exp()
+            dA = ((rest if beta == 1.0 else log(beta) + rest) + w.row).exp()
     if w is None:
         return _plain_value(b, row.A, beta)
-    value: Tensor = _Declared.apply(b, row.A, beta, db, dA)  # type: ignore[no-untyped-call]
+    value: Tensor = apply(_Declared, b, row.A, beta, db, dA)
     return value
 
 

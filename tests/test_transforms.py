@@ -195,3 +195,11 @@ def test_a_string_inside_a_graph_is_refused_in_words():
     torch._dynamo.reset()
     plain = torch.compile(ml.info_nce, fullgraph=True)
     close(plain(q, k), ml.info_nce(q, k), 1e-12)
+
+
+def test_what_has_leaked_out_of_torch_func_is_a_tensor():
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    call = lambda q: ml.info_nce(q, k, impl="chunked")
+    leaked = []
+    torch.func.grad(lambda q: leaked.append(q) or call(q))(q)
+    close(call(leaked[0]), call(q), 0.0)

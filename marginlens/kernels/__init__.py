@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from marginlens.kernels import chunked, reference
+
+if TYPE_CHECKING:
+    from marginlens.kernels.rows import Units
 
 HAS_TRITON = find_spec("triton") is not None
 Pair = tuple[Tensor | None, Tensor | None]
@@ -67,7 +71,7 @@ def neg_lse(
     q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, impl: str = "auto", tiles: Pair = (None, None)
 ) -> Tensor:
     """log-sum-exp of the negatives' logits, (n,), by the kernel that `impl` names; `tiles` are what `units` made."""
-    name = choose(impl, q, q.dtype)
+    name = choose(impl, q, q.dtype) if impl == "auto" else impl
     if name != "triton":
         return KERNELS[name](q, keys, scale, drop)
     from marginlens.kernels import triton  # a CPU needs no Triton, and importing the package should not pay for it
@@ -75,24 +79,8 @@ def neg_lse(
     return triton.neg_lse(q, keys, scale, drop, tiles)
 
 
-def unit(x: Tensor, half: bool) -> tuple[Tensor, Tensor]:
-    """Rows of length one by Triton, float32, and their tiles, in the precision that `half` embeddings call for."""
-    u, _, _, s, _ = _units(x, None, False, half)
-    return u, s
-
-
-def units(x: Tensor, y: Tensor, half: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`unit` of two sides, with the cosines of row and row: u, v, cosines, u's tiles, v's tiles."""
-    return _units(x, y, False, half)
-
-
-def units_together(x: Tensor, y: Tensor, half: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`units` as one set, the rows of x and then those of y: rows, each one's cosine with its other, tiles."""
-    z, _, cos, s, _ = _units(x, y, True, half)
-    return z, cos, s
-
-
-def _units(x: Tensor, y: Tensor | None, together: bool, half: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def units(x: Tensor, y: Tensor | None, together: bool, half: bool, sines: bool = False) -> Units:
+    """Rows of length one by Triton, of one side or two, in the precision that `half` embeddings call for."""
     from marginlens.kernels import rows, triton
 
-    return rows.units(x, y, together, triton.parts(half))
+    return rows.units(x, y, together, triton.parts(half), sines)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marginlens.autodiff import full_precision, once
+from marginlens.autodiff import apply, full_precision, once
+from marginlens.kernels.launch import operator
 
 BLOCK = 2**20
 
@@ -32,7 +33,7 @@ def neg_lse(q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor) -> Tens
             keep = "mean"
         elif len(q) * len(q if keys is None else keys) <= BLOCK:
             keep = "weights"
-    A: Tensor = _NegLse.apply(q, keys, scale, drop, keep)[0]  # type: ignore[no-untyped-call]
+    A: Tensor = apply(_NegLse, q, keys, scale, drop, keep)[0]
     return A
 
 
@@ -81,8 +82,13 @@ class _NegLse(torch.autograd.Function):
         return *(None if x is None else once(x, _WHY, *inputs) for x in found), None, None
 
 
-@torch.library.custom_op("marginlens::neg_lse", mutates_args=())
-def _forward(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
+def _forward_room(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
+    # sizes by .shape: len() would fix a symbolic size, and each batch size would compile anew
+    shape = {"mean": q.shape, "weights": (q.shape[0], keys.shape[0]), "nothing": (0,)}[keep]
+    return q.new_empty(q.shape[0]), q.new_empty(shape)
+
+
+def run_forward(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
     """A (n,), and what to keep: each row's softmax weights (n, m), their mean of the keys (n, d), or nothing."""
     A = q.new_empty(len(q))
     kept = torch.empty_like(q) if keep == "mean" else q.new_empty(0)
@@ -101,15 +107,16 @@ def _forward(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) ->
     return A, kept
 
 
-@_forward.register_fake
-def _(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
-    # sizes by .shape: len() would fix a symbolic size, and each batch size would compile anew
-    shape = {"mean": q.shape, "weights": (q.shape[0], keys.shape[0]), "nothing": (0,)}[keep]
-    return q.new_empty(q.shape[0]), q.new_empty(shape)
+_forward = operator("marginlens::neg_lse", _forward_room)(run_forward)
 
 
-@torch.library.custom_op("marginlens::neg_lse_backward", mutates_args=())
-def _backward(
+def _backward_room(
+    g: Tensor, q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, A: Tensor, want_keys: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), keys.new_empty(keys.shape[0] if want_keys else 0, keys.shape[1])
+
+
+def run_backward(
     g: Tensor, q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, A: Tensor, want_keys: bool
 ) -> tuple[Tensor, Tensor]:
     """Each row's softmax-weighted mean of the keys (n, d), and the gradient of the keys (m, d) for cotangent g."""
@@ -126,11 +133,7 @@ def _backward(
     return mean, dkeys
 
 
-@_backward.register_fake
-def _(
-    g: Tensor, q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, A: Tensor, want_keys: bool
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), keys.new_empty(keys.shape[0] if want_keys else 0, keys.shape[1])
+_backward = operator("marginlens::neg_lse_backward", _backward_room)(run_backward)
 
 
 def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -6,14 +6,16 @@ in the backward pass: reading 16 bits again costs less than keeping 32.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from marginlens.autodiff import once
+from marginlens.autodiff import apply, once
+from marginlens.kernels.launch import ceil, launch, operator, power_of_2
 
 KIND = torch.bfloat16
 """What tiles are made of."""
@@ -55,11 +57,11 @@ def _save(
 
 @triton.jit(do_not_specialize=["n", "total"])
 def _forward_kernel(
-    x_ptr, y_ptr, u_ptr, v_ptr, cos_ptr, s_ptr, t_ptr, n, total,
+    x_ptr, y_ptr, u_ptr, v_ptr, cos_ptr, s_ptr, t_ptr, drop_ptr, sin_ptr, n, total,
     D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, TOGETHER: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    SINES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Twin: `layouts._unit` of one side or, for a pair, of both, with the cosines of row and row."""
+    """Twin: `layouts._unit` of one side or, for a pair, of both, `_cosine` and `_sine` of row and row; whom to drop."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     u, _, _ = _unit(x_ptr, rows, n, D, COLS)
     _save(u, u_ptr, s_ptr, rows, n, total, D, WIDTH, PARTS, COLS)
@@ -68,8 +70,20 @@ def _forward_kernel(
         _save(v, v_ptr, t_ptr, rows, n, total, D, WIDTH, PARTS, COLS)
         cos = tl.sum(u * v, 1)
         tl.store(cos_ptr + rows, cos, mask=rows < n)
+        own, other = rows.to(tl.int64), rows.to(tl.int64) + n
         if TOGETHER:
-            tl.store(cos_ptr + n + rows, cos, mask=rows < n)
+            tl.store(cos_ptr + other, cos, mask=rows < n)
+            tl.store(drop_ptr + 2 * own, own, mask=rows < n)
+            tl.store(drop_ptr + 2 * own + 1, other, mask=rows < n)
+            tl.store(drop_ptr + 2 * other, other, mask=rows < n)
+            tl.store(drop_ptr + 2 * other + 1, own, mask=rows < n)
+        else:
+            tl.store(drop_ptr + own, own, mask=rows < n)
+        if SINES:
+            sin = tl.sqrt_rn(tl.sum((u - v) * (u - v), 1)) * tl.sqrt_rn(tl.sum((u + v) * (u + v), 1)) / 2
+            tl.store(sin_ptr + rows, sin, mask=rows < n)
+            if TOGETHER:
+                tl.store(sin_ptr + other, sin, mask=rows < n)
 
 
 @triton.jit
@@ -87,149 +101,176 @@ def _project(g_ptr, along, u, peak, length, dx_ptr, rows, n, D: tl.constexpr, CO
     tl.store(dx_ptr + at, g.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _slopes(gs_ptr, u, v, rows, n, TOGETHER: tl.constexpr):
+    """The gradient of the sine |u - v| |u + v| / 2, along u + v and along u - v; 0 where that has no length."""
+    gs = tl.load(gs_ptr + rows, mask=rows < n, other=0.0)
+    if TOGETHER:
+        gs += tl.load(gs_ptr + n + rows, mask=rows < n, other=0.0)
+    minus = tl.sqrt_rn(tl.sum((u - v) * (u - v), 1))
+    plus = tl.sqrt_rn(tl.sum((u + v) * (u + v), 1))
+    along = tl.where(plus == 0.0, 0.0, 0.5 * gs * minus / tl.where(plus == 0.0, 1.0, plus))
+    apart = tl.where(minus == 0.0, 0.0, 0.5 * gs * plus / tl.where(minus == 0.0, 1.0, minus))
+    return along, apart
+
+
 @triton.jit(do_not_specialize=["n"])
 def _backward_kernel(
-    gu_ptr, gv_ptr, gc_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, n,
-    D: tl.constexpr, GU: tl.constexpr, GV: tl.constexpr, GC: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr,
-    TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    gu_ptr, gv_ptr, gc_ptr, gs_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, n,
+    D: tl.constexpr, GU: tl.constexpr, GV: tl.constexpr, GC: tl.constexpr, GS: tl.constexpr, DX: tl.constexpr,
+    DY: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients DX, DY of the embeddings from those GU, GV of the rows and GC of the cosines, where they are."""
+    """Gradients DX, DY of the embeddings from those GU, GV of the rows, GC of cosines, GS of sines, where given."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     u = tl.zeros((ROWS, COLS), tl.float32)
     v = tl.zeros((ROWS, COLS), tl.float32)
     a = tl.zeros((ROWS,), tl.float32)
     b = tl.zeros((ROWS,), tl.float32)
-    if DX or GC:
+    if DX or GC or GS:
         u, a, b = _unit(x_ptr, rows, n, D, COLS)
     c, d = a, b
-    if DY or GC:
+    if DY or GC or GS:
         v, c, d = _unit(y_ptr, rows, n, D, COLS)
     gc = tl.zeros((ROWS,), tl.float32)
     if GC:
         gc = tl.load(gc_ptr + rows, mask=rows < n, other=0.0)
         if TOGETHER:
             gc += tl.load(gc_ptr + n + rows, mask=rows < n, other=0.0)
+    gp = tl.zeros((ROWS,), tl.float32)
+    gm = tl.zeros((ROWS,), tl.float32)
+    if GS:
+        gp, gm = _slopes(gs_ptr, u, v, rows, n, TOGETHER)
     if DX:
-        _project(gu_ptr, gc[:, None] * v, u, a, b, dx_ptr, rows, n, D, COLS, GU)
+        along = gc[:, None] * v
+        if GS:
+            along += gp[:, None] * (u + v) + gm[:, None] * (u - v)
+        _project(gu_ptr, along, u, a, b, dx_ptr, rows, n, D, COLS, GU)
     if DY:
-        _project(gv_ptr, gc[:, None] * u, v, c, d, dy_ptr, rows, n, D, COLS, GV)
+        along = gc[:, None] * u
+        if GS:
+            along += gp[:, None] * (u + v) - gm[:, None] * (u - v)
+        _project(gv_ptr, along, v, c, d, dy_ptr, rows, n, D, COLS, GV)
 
 
-def units(
-    x: Tensor, y: Tensor | None = None, together: bool = False, parts: int = 3
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of length one of x (n, d) and, for a pair, of y (n, d), in float32: u, v, cosines of row and row, tiles.
+class Units(NamedTuple):
+    """Rows of length one of one side or two, in float32, and what `neg_lse` wants to know of them.
 
-    Tiles are the rows as sums of `parts` of type `KIND`, (parts, n, d rounded up to 16), and have no gradient. With
-    `together`, u and its tiles hold the rows of x and then those of y, cosines come twice, and v is empty.
+    Of a pair `together`, u, s and `drop` hold the rows of x and then those of y, and cosines come twice; v and t are
+    empty. Of one side alone v, t and cosines are, and there is nobody to drop. s, t and `drop` have no gradient.
     """
-    u, v, cos, s, t = _Units.apply(x, y, together, parts)
+
+    u: Tensor
+    v: Tensor
+    cos: Tensor
+    """Of row and row."""
+    s: Tensor
+    """Tiles: u as a sum of parts of type `KIND`, (parts, n, d rounded up to 16)."""
+    t: Tensor
+    """The same of v."""
+    drop: Tensor
+    """Columns that are no negatives: a row's positive, (n, 1); together, the row itself and its positive, (2n, 2)."""
+    sin: Tensor
+    """Of row and row, on request; else empty."""
+
+
+def units(x: Tensor, y: Tensor | None = None, together: bool = False, parts: int = 3, sines: bool = False) -> Units:
+    """Rows of length one of x (n, d) and, for a pair, of y (n, d)."""
+    u, v, *rest = apply(_Units, x, y, together, parts, sines)
     if y is not None and not together:  # a Function's outputs all require a gradient when one of its inputs does
         u, v = u if x.requires_grad else u.detach(), v if y.requires_grad else v.detach()
-    return u, v, cos, s, t
+    return Units(u, v, *rest)
 
 
 class _Units(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor, y: Tensor | None, together: bool, parts: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        u, v, cos, s, t = _forward(x, y, together, parts)
-        return u, v, cos, s, t
+    def forward(x: Tensor, y: Tensor | None, together: bool, parts: int, sines: bool) -> tuple[Tensor, ...]:
+        return tuple(_forward(x, y, together, parts, sines))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, y, ctx.together, _ = inputs
+        x, y, ctx.together, _, ctx.sines = inputs
         ctx.save_for_backward(x, y)
-        ctx.mark_non_differentiable(*output[3:])
+        ctx.mark_non_differentiable(*output[3:6])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         x, y = ctx.saved_tensors
-        given = [g for g in grads[:3] if g is not None]
+        gu, gv, gc, gs = *grads[:3], grads[6]
+        gv, gc = None if y is None or ctx.together else gv, None if y is None else gc
+        found = gu, gv, gc, gs if ctx.sines else None  # what is empty may come with an empty gradient
+        given = [g for g in found if g is not None]
         if not given:
-            return None, None, None, None
-        gu, gv, gc = grads[:3]
+            return (None,) * 5
         want_x, want_y = ctx.needs_input_grad[:2]
         with torch.no_grad():  # `once` speaks for the graph; under torch.func an operator has none
-            if y is None:
-                gv = gc = None
-            dx, dy = _backward(gu, gv, gc, x, y, ctx.together, want_x, want_y)
+            dx, dy = _backward(*found, x, y, ctx.together, want_x, want_y)
         inputs = (*given, x) if y is None else (*given, x, y)
-        dx, dy = (once(g, WHY, *inputs) if w else None for g, w in ((dx, want_x), (dy, want_y)))
-        return dx, dy, None, None
+        return *(once(g, WHY, *inputs) if w else None for g, w in ((dx, want_x), (dy, want_y))), None, None, None
 
 
-def _shapes(n: int, d: int, paired: bool, together: bool, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Of u, v, the cosines, and both sides' tiles."""
-    total, other, width = 2 * n if together else n, n if paired and not together else 0, (d + 15) // 16 * 16
-    return (total, d), (other, d), (total if paired else 0,), (parts, total, width), (parts, other, width)
+Room = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("marginlens::units_triton", mutates_args=())
-def _forward(x: Tensor, y: Tensor | None, together: bool, parts: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward_room(x: Tensor, y: Tensor | None, together: bool, parts: int, sines: bool) -> Room:
+    (n, d), paired, width = x.shape, y is not None, (x.shape[1] + 15) // 16 * 16
+    total, other, drops = 2 * n if together else n, n if paired and not together else 0, paired + together
+    u, v = (x.new_empty((rows, d), dtype=torch.float32) for rows in (total, other))
+    cos, sin = (x.new_empty(total if wanted else 0, dtype=torch.float32) for wanted in (paired, sines))
+    s, t = (x.new_empty((parts, rows, width), dtype=KIND) for rows in (total, other))
+    return u, v, cos, s, t, x.new_empty((total, drops), dtype=torch.int64), sin
+
+
+@operator("marginlens::units_triton", _forward_room)
+def _forward(x: Tensor, y: Tensor | None, together: bool, parts: int, sines: bool) -> Room:
     n, d = x.shape
-    shapes = _shapes(n, d, y is not None, together, parts)
-    u, v, cos = (x.new_empty(shape, dtype=torch.float32) for shape in shapes[:3])
-    s, t = (x.new_empty(shape, dtype=KIND) for shape in shapes[3:])
-    x, y = x.contiguous(), x if y is None else y.contiguous()
+    u, v, cos, s, t, drop, sin = _forward_room(x, y, together, parts, sines)
     side = (u[n:], s[:, n:]) if together else (v, t)
-    rows, cut = _cut(d)
-    with torch.cuda.device_of(x):
-        _forward_kernel[(triton.cdiv(n, rows),)](
-            x, y, u, side[0], cos, s, side[1], n, len(u),
-            D=d, WIDTH=s.shape[2], PARTS=parts, PAIR=len(cos) > 0, TOGETHER=together, **cut,
-        )  # fmt: skip
-    return u, v, cos, s, t
+    x, other = x.contiguous(), x if y is None else y.contiguous()
+    rows, cols, warps = _cut(d)
+    launch(
+        _forward_kernel, (ceil(n, rows), 1, 1), (x, other, u, side[0], cos, s, side[1], drop, sin), (n, u.shape[0]),
+        (d, s.shape[2], parts, y is not None, together, sines, rows, cols), warps,
+    )  # fmt: skip
+    return u, v, cos, s, t, drop, sin
 
 
-@_forward.register_fake
-def _(x: Tensor, y: Tensor | None, together: bool, parts: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    u, v, cos, s, t = _shapes(x.shape[0], x.shape[1], y is not None, together, parts)
-    a, b, c = (x.new_empty(shape, dtype=torch.float32) for shape in (u, v, cos))
-    return a, b, c, x.new_empty(s, dtype=KIND), x.new_empty(t, dtype=KIND)
+def _backward_room(
+    gu: Tensor | None, gv: Tensor | None, gc: Tensor | None, gs: Tensor | None, x: Tensor, y: Tensor | None,
+    together: bool, want_x: bool, want_y: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _like(x, want_x), _like(x if y is None else y, want_y)
 
 
-@torch.library.custom_op("marginlens::units_triton_backward", mutates_args=())
+@operator("marginlens::units_triton_backward", _backward_room)
 def _backward(
-    gu: Tensor | None, gv: Tensor | None, gc: Tensor | None, x: Tensor, y: Tensor | None, together: bool,
-    want_x: bool, want_y: bool,
+    gu: Tensor | None, gv: Tensor | None, gc: Tensor | None, gs: Tensor | None, x: Tensor, y: Tensor | None,
+    together: bool, want_x: bool, want_y: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients that are wanted; one that is not is empty."""
     n, d = x.shape
-    dx, dy = _room(x, want_x), _room(x if y is None else y, want_y)
+    dx, dy = _like(x, want_x), _like(x if y is None else y, want_y)
     if together and gu is not None:
         gu = gu.contiguous()
         gu, gv = gu[:n], gu[n:]
     x, y = x.contiguous(), x if y is None else y.contiguous()
-    gu, gv, gc = (None if g is None else g.contiguous() for g in (gu, gv, gc))
-    rows, cut = _cut(d)
-    with torch.cuda.device_of(x):
-        _backward_kernel[(triton.cdiv(n, rows),)](
-            *(x if g is None else g for g in (gu, gv, gc)), x, y, dx, dy, n,
-            D=d, GU=gu is not None, GV=gv is not None, GC=gc is not None, DX=want_x, DY=want_y, TOGETHER=together,
-            **cut,
-        )  # fmt: skip
+    given = [None if g is None else g.contiguous() for g in (gu, gv, gc, gs)]
+    rows, cols, warps = _cut(d)
+    launch(
+        _backward_kernel, (ceil(n, rows), 1, 1), (*(x if g is None else g for g in given), x, y, dx, dy), (n,),
+        (d, *(g is not None for g in given), want_x, want_y, together, rows, cols), warps,
+    )  # fmt: skip
     return dx, dy
 
 
-@_backward.register_fake
-def _(
-    gu: Tensor | None, gv: Tensor | None, gc: Tensor | None, x: Tensor, y: Tensor | None, together: bool,
-    want_x: bool, want_y: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _room(x, want_x), _room(x if y is None else y, want_y)
+def _like(x: Tensor, wanted: bool) -> Tensor:
+    return x.new_empty(x.shape if wanted else 0)
 
 
-def _room(x: Tensor, wanted: bool) -> Tensor:
-    return x.new_empty(x.shape) if wanted else x.new_empty(0)
-
-
-def _cut(d: int) -> tuple[int, dict[str, int]]:
-    """Rows in a program, and how it is cut: 8 numbers a thread while rows are short enough."""
-    cols = max(16, triton.next_power_of_2(d))
-    rows, warps = max(1, 1024 // cols), min(16, max(4, cols // 256))
-    return rows, {"ROWS": rows, "COLS": cols, "num_warps": warps}
+@cache
+def _cut(d: int) -> tuple[int, int, int]:
+    """Rows and columns in a program, and its warps: 8 numbers a thread while rows are short enough."""
+    cols = max(16, power_of_2(d))
+    return max(1, 1024 // cols), cols, min(16, max(4, cols // 256))

@@ -11,12 +11,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn.functional import pad
 
-from marginlens.autodiff import full_precision, once
+from marginlens.autodiff import apply, full_precision, once
 from marginlens.kernels import rows
+from marginlens.kernels.launch import ceil, launch, operator, power_of_2
 from marginlens.kernels.tiles import backward_kernel, forward_kernel, join_kernel, prepare_kernel
 
 Pair = tuple[Tensor | None, Tensor | None]
@@ -30,6 +30,11 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     chunk: int = 0
+
+    @property
+    def slow(self) -> int:
+        """Stages of a loop with masks, which need room of their own."""
+        return max(1, self.stages - 1)
 
 
 ANY = 2**31
@@ -97,7 +102,7 @@ def neg_lse(
     x, y = tiles
     if x is None:
         x, y = operand(q, parts(False)), None if keys is None else operand(keys, parts(False))
-    A: Tensor = _NegLse.apply(q, keys, scale, drop, x, y, slope)[0]
+    A: Tensor = apply(_NegLse, q, keys, scale, drop, x, y, slope)[0]
     return A
 
 
@@ -150,26 +155,26 @@ class _NegLse(torch.autograd.Function):
         return *found, None, None, None, None
 
 
-@torch.library.custom_op("marginlens::neg_lse_triton", mutates_args=())
+def _forward_room(
+    x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool
+) -> tuple[Tensor, Tensor]:
+    return scale.new_empty(x.shape[1]), scale.new_empty((x.shape[1], d) if slope else (0,))
+
+
+@operator("marginlens::neg_lse_triton", _forward_room)
 def _forward(x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool) -> tuple[Tensor, Tensor]:
     """A (n,), and its slope dA/dq (n, d), or nothing."""
     return run_forward(x, y, scale, drop, d, slope)
 
 
-@_forward.register_fake
-def _(x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool) -> tuple[Tensor, Tensor]:
-    return scale.new_empty(x.shape[1]), scale.new_empty((x.shape[1], d) if slope else (0,))
+def _backward_room(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
+    return scale.new_empty((x if y is None else y).shape[1], d)
 
 
-@torch.library.custom_op("marginlens::neg_lse_triton_backward", mutates_args=())
+@operator("marginlens::neg_lse_triton_backward", _backward_room)
 def _backward(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
     """The gradient of the keys (m, d) for cotangent g; without keys, q's in both of its roles."""
     return run_backward(g, x, y, scale, drop, A, d)
-
-
-@_backward.register_fake
-def _(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
-    return scale.new_empty((x if y is None else y).shape[1], d)
 
 
 def run_forward(
@@ -177,25 +182,29 @@ def run_forward(
 ) -> tuple[Tensor, Tensor]:
     """What `_forward` does, with given tiles."""
     y = x if y is None else y
-    (count, n, D), m = x.shape, y.shape[1]
+    (count, n, D), m, r = x.shape, y.shape[1], drop.shape[1]
     tiles = tiles or _tiles("slope" if slope else "value", count, D)
     chunk, out, pieces = _pieces(D, tiles)
     pieces = pieces if slope else 1
     splits, each = _splits(n, m, pieces, tiles, x.device)
-    A = scale.new_empty(splits, n)
-    kept = scale.new_empty((splits, n, D) if slope else 0)
-    with torch.cuda.device_of(x):
-        forward_kernel[(triton.cdiv(n, tiles.rows), splits, pieces)](
-            x, y, scale, drop.contiguous(), A, kept, n, m, each,
-            D=D, R=drop.shape[1], SLOPE=slope, CHUNK=chunk, OUT=out, **_constants(count, tiles),
-        )  # fmt: skip
-        if splits > 1:
-            values, slopes, A, kept = A, kept, A.new_empty(1, n), kept.new_empty((1, n, D) if slope else 0)
-            block = min(128, triton.next_power_of_2(D))
-            join_kernel[(triton.cdiv(n, 32), triton.cdiv(D, block) if slope else 1)](
-                values, slopes, A, kept, n, splits, D=D, SLOPE=slope, ROWS=32, OUT=block
-            )
-    return A[0], kept[0, :, :d].contiguous() if slope else kept
+    A, kept = _room(scale, splits, n, D, slope)
+    launch(
+        forward_kernel, (ceil(n, tiles.rows), splits, pieces), (x, y, scale, drop.contiguous(), A, kept), (n, m, each),
+        (D, r, slope, count, tiles.rows, tiles.cols, chunk, out, tiles.slow), tiles.warps, tiles.stages,
+    )  # fmt: skip
+    if splits > 1:
+        each_A, each_kept = A, kept
+        A, kept = _room(scale, 1, n, D, slope)
+        block = min(128, power_of_2(D))
+        grid = ceil(n, 32), ceil(D, block) if slope else 1, 1
+        launch(join_kernel, grid, (each_A, each_kept, A, kept), (n, splits), (D, slope, 32, block))
+    return A, kept if d == D or not slope else kept[:, :d].contiguous()
+
+
+def _room(like: Tensor, splits: int, n: int, D: int, slope: bool) -> tuple[Tensor, Tensor]:
+    """For A and its slope, of each split where there are several."""
+    several = (splits,) if splits > 1 else ()
+    return like.new_empty((*several, n)), like.new_empty((*several, n, D) if slope else 0)
 
 
 def run_backward(
@@ -203,30 +212,24 @@ def run_backward(
     tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """What `_backward` does, with given tiles."""
-    keys = x if y is None else y
-    (count, n, D), m = keys.shape, x.shape[1]
-    tiles = tiles or _tiles("set" if y is None else "keys", count, D)
+    keys, own = (x, True) if y is None else (y, False)
+    (count, n, D), m, r = keys.shape, x.shape[1], drop.shape[1]
+    tiles = tiles or _tiles("set" if own else "keys", count, D)
     chunk, out, pieces = _pieces(D, tiles)
     splits, each = _splits(n, m, pieces, tiles, x.device)
-    blocks, r, drop, g = triton.cdiv(n, tiles.rows), drop.shape[1], drop.contiguous(), g.contiguous()
+    blocks, drop, g = ceil(n, tiles.rows), drop.contiguous(), g.contiguous()
     a, spans = A.new_empty(m), drop.new_empty(4 * blocks, dtype=torch.int32)
-    grads = scale.new_empty(splits, n, D)
-    with torch.cuda.device_of(x):
-        prepare_kernel[(max(blocks, triton.cdiv(m, tiles.rows)),)](
-            g, A, scale, drop, a, spans, n, m, R=r, SET=y is None, ROWS=tiles.rows, STEP=1024
-        )
-        backward_kernel[(blocks, splits, pieces)](
-            keys, x, scale, drop, g, A, a, spans, grads, n, m, each,
-            D=D, R=r, SET=y is None, CHUNK=chunk, OUT=out, **_constants(count, tiles),
-        )  # fmt: skip
-    return (grads[0] if splits == 1 else grads.sum(0))[:, :d].contiguous()
-
-
-def _constants(count: int, tiles: Tiles) -> dict[str, int]:
-    return {
-        "PARTS": count, "ROWS": tiles.rows, "COLS": tiles.cols, "SLOW": max(1, tiles.stages - 1),
-        "num_warps": tiles.warps, "num_stages": tiles.stages,
-    }  # fmt: skip
+    grads = scale.new_empty((splits, n, D) if splits > 1 else (n, D))
+    launch(
+        prepare_kernel, (max(blocks, ceil(m, tiles.rows)), 1, 1), (g, A, scale, drop, a, spans), (n, m),
+        (r, own, tiles.rows, 1024),
+    )  # fmt: skip
+    launch(
+        backward_kernel, (blocks, splits, pieces), (keys, x, scale, drop, g, A, a, spans, grads), (n, m, each),
+        (D, r, own, count, tiles.rows, tiles.cols, chunk, out, tiles.slow), tiles.warps, tiles.stages,
+    )  # fmt: skip
+    grads = grads if splits == 1 else grads.sum(0)
+    return grads if d == D else grads[:, :d].contiguous()
 
 
 def _tiles(which: str, count: int, D: int) -> Tiles:
@@ -236,22 +239,27 @@ def _tiles(which: str, count: int, D: int) -> Tiles:
 def _pieces(D: int, tiles: Tiles) -> tuple[int, int, int]:
     """Dimensions of the first product at a time, of the second product in one program, and programs over those."""
     if tiles.chunk == 0:
-        return triton.next_power_of_2(D), triton.next_power_of_2(D), 1
-    return tiles.chunk, 128, triton.cdiv(D, 128)
+        return power_of_2(D), power_of_2(D), 1
+    return tiles.chunk, 128, ceil(D, 128)
 
 
 def _splits(n: int, m: int, pieces: int, tiles: Tiles, device: torch.device) -> tuple[int, int]:
     """Into how few splits to cut the keys so that multiprocessors idle least, and the tiles in each."""
-    programs, count = triton.cdiv(n, tiles.rows) * pieces, triton.cdiv(m, tiles.cols)
+    programs, count = ceil(n, tiles.rows) * pieces, ceil(m, tiles.cols)
     slots = _processors(device) * max(1, 8 // tiles.warps)  # a multiprocessor holds two programs of 4 warps
-    most = min(count // LEAST, 4 * slots // programs)
+    return _best(programs, count, slots, min(count // LEAST, 4 * slots // programs))
+
+
+@cache
+def _best(programs: int, count: int, slots: int, most: int) -> tuple[int, int]:
+    """Splits, and tiles in each, of `count` tiles for each of so many programs, in so many slots."""
 
     def worth(splits: int) -> float:
-        waves = triton.cdiv(programs * splits, slots)
+        waves = ceil(programs * splits, slots)
         return float(programs * splits / (waves * slots) - 0.001 * splits)
 
-    each = triton.cdiv(count, max(range(1, 1 + max(1, most)), key=worth))
-    return triton.cdiv(count, each), each
+    each = ceil(count, max(range(1, 1 + max(1, most)), key=worth))
+    return ceil(count, each), each
 
 
 @cache

@@ -3,8 +3,8 @@
     with fast():
         loss = method.loss(views)
 
-Inside, `ResNet` and the heads take the kernels of `fused.py` wherever these apply: in training, on a device that Triton
-knows. Outside nothing changes. The slow twin is the module's own `forward`.
+Inside, `ResNet` and the heads take the kernels of `norm.py`, `stem.py`, `pool.py` and `linear.py` wherever these apply:
+in training, on a device that Triton knows. Outside nothing changes. The slow twin is the module's own `forward`.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def _norm(
     x: Tensor, norm: nn.Module, add: Tensor | None = None, act: bool = True, both: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Batch norm, addition, ReLU. The result comes twice: with `both`, each with a gradient of its own."""
-    from marginlens.nets import fused
+    from marginlens.nets.norm import norm_act, supported
 
     assert _mode is not None
     groups = _mode.groups
-    if fused.supported(x, norm, add, groups):
-        found = fused.norm_act(x, norm, add, act, both, groups)
+    if supported(x, norm, add, groups):
+        found = norm_act(x, norm, add, act, both, groups)
         return found if isinstance(found, tuple) else (found, found)
     y = torch.cat([norm(part) for part in x.chunk(groups)]) if groups > 1 else norm(x)
     y = y if add is None else y + add
@@ -131,27 +131,27 @@ def _norm(
 
 
 def _stem(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    from marginlens.nets import fused
+    from marginlens.nets.stem import stem_conv, stem_supported
 
-    if conv.stride == (1, 1) and conv.padding == (1, 1) and fused.stem_supported(x, conv.weight):
-        return fused.stem_conv(x, conv.weight)
+    if conv.stride == (1, 1) and conv.padding == (1, 1) and stem_supported(x, conv.weight):
+        return stem_conv(x, conv.weight)
     out: Tensor = conv(x)
     return out
 
 
 def _pool(x: Tensor) -> Tensor:
-    from marginlens.nets import fused
+    from marginlens.nets.pool import pool, pool_supported
 
-    return fused.pool(x) if fused.pool_supported(x) else x.mean((2, 3))
+    return pool(x) if pool_supported(x) else x.mean((2, 3))
 
 
 def _linear(layer: nn.Module, x: Tensor) -> Tensor:
-    from marginlens.nets import fused
+    from marginlens.nets.linear import linear, linear_supported
 
     assert _mode is not None
     assert isinstance(layer, nn.Linear)
-    if fused.linear_supported(x, layer.weight, layer.bias):
-        return fused.linear(x, layer.weight, layer.bias, _mode.side)
+    if linear_supported(x, layer.weight, layer.bias):
+        return linear(x, layer.weight, layer.bias, _mode.side)
     out: Tensor = layer(x)
     return out
 

@@ -8,7 +8,6 @@ Every sum is made in a fixed order, so that results repeat bit for bit. Importin
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+from marginlens.nets.channels import INTERPRET, dense, like
+
 TUNING = {"rows": 128, "warps": 4, "programs": 256}
 
 
@@ -72,17 +72,6 @@ def _stem_total(partial, dw, programs, size, P: tl.constexpr, BLOCK: tl.constexp
     value = tl.sum(tl.load(partial + share * size + where[None, :], share < programs, 0.0), 0)
     k = where % 32
     tl.store(dw + where // 32 * 27 + k, value.to(dw.dtype.element_ty), k < 27)
-
-
-def dense(x: Tensor) -> bool:
-    """Whether x is a matrix of rows of channels: channels-last, or contiguous if it is not an image."""
-    return x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()
-
-
-def like(g: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the layout of x: that of a mean over pixels arrives expanded."""
-    form = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    return g.to(x.dtype).contiguous(memory_format=form)
 
 
 def stem_supported(x: Tensor, weight: Tensor) -> bool:

@@ -21,6 +21,7 @@ from marginlens.effects import Effect, Product, factors
 from marginlens.kernels import no_triton
 from marginlens.methods import BYOL, MoCoV3, SimCLR
 from marginlens.nets.fast import Side, fast
+from marginlens.train.capture import capture
 from marginlens.train.feed import Arrays, Feed, unfused
 from marginlens.train.model import fastest_convolutions
 from marginlens.train.trainer import Trainer, batches, count, state, train_step
@@ -108,7 +109,7 @@ class Graph:
         self.seed = torch.tensor(settings.seed, device=device)
         self.epoch, self.position = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self.order = torch.zeros(per_epoch, settings.batch, dtype=torch.int64, device=device)
-        self.rates, self.momenta = (torch.zeros(per_epoch, device=device) for _ in range(2))
+        self.rates, self.shares = (torch.zeros(per_epoch, device=device) for _ in range(2))
         self.seen: list[Tensor] = []  # the views of the last step
         self.teacher = torch.cuda.Stream() if captured and beside and hasattr(trainer.method, "teacher") else None
         self.side = Side(torch.cuda.Stream()) if captured and beside else None
@@ -134,7 +135,7 @@ class Graph:
         self.order.copy_(order[: self.order.numel()].view_as(self.order))
         steps = range(epoch * trainer.per_epoch, (epoch + 1) * trainer.per_epoch)
         self.rates.copy_(torch.tensor([trainer.lr_at(i) for i in steps]))
-        self.momenta.copy_(torch.tensor([trainer.ema_at(i) for i in steps]))
+        self.shares.copy_(torch.tensor([1.0 - trainer.ema_at(i) for i in steps]))
         self.epoch.fill_(epoch)
         self.position.fill_(done)
         for group in trainer.optimizer.param_groups:
@@ -149,8 +150,8 @@ class Graph:
         grads = torch.autograd.grad(loss, self.learning)
         if self.side is not None:
             self.side.join()
-        lr, ema = (table.index_select(0, at)[0] for table in (self.rates, self.momenta))
-        self.flat.step(lr, ema, grads, _clip(grads, self.trainer.settings.clip))
+        lr, share = (table.index_select(0, at)[0] for table in (self.rates, self.shares))
+        self.flat.step(lr, share, grads, _clip(grads, self.trainer.settings.clip))
         self.trainer.losses.index_copy_(0, at, loss.detach()[None])
         self.position += 1
 
@@ -184,16 +185,8 @@ class Graph:
         """Steps to warm up, which are taken back, and one that is recorded and not executed."""
         self.begin(0, 0)
         before = {name: tensor.clone() for name, tensor in state(self.trainer).items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), fastest_convolutions(limit=0):
-            for _ in range(_WARM):
-                self.position.zero_()
-                self.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with fastest_convolutions(limit=0), torch.cuda.graph(graph, stream=stream):
-            self.step()
+        with fastest_convolutions(limit=0):
+            graph, _ = capture(self.step, _WARM, reset=self.position.zero_)
         self.flat.bind()
         for name, tensor in state(self.trainer).items():
             tensor.copy_(before[name])

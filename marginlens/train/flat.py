@@ -26,7 +26,7 @@ _TEACHER = "teacher."
 
 @triton.jit
 def _sgd_ema(
-    p, momentum, half, teacher, teacher_half, owner, table, decay, lr, ema, factor, mu, taught,
+    p, momentum, half, teacher, teacher_half, owner, table, decay, lr, share, factor, mu, taught,
     TEACHER: tl.constexpr, COPY: tl.constexpr, CLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of one tensor; slow twin: torch.optim.SGD.step, then nets.ema.ema_update, then .to(half).
@@ -65,7 +65,7 @@ def _sgd_ema(
         tl.store(half + where, value.to(half.dtype.element_ty))
     if TEACHER:  # noqa: SIM102  (a constant, and a value on the device)
         if block < taught:
-            slow += (1.0 - tl.load(ema)) * (value - slow)
+            slow += tl.load(share) * (value - slow)
             tl.store(teacher + where, slow)
             if COPY:
                 tl.store(teacher_half + where, slow.to(half.dtype.element_ty))
@@ -164,14 +164,15 @@ class Flat:
         self._table.copy_(torch.tensor(self._rows, dtype=torch.int64))
 
     def step(
-        self, lr: Tensor, ema: Tensor, grads: Sequence[Tensor | None] | None = None, factor: Tensor | None = None
+        self, lr: Tensor, share: Tensor, grads: Sequence[Tensor | None] | None = None, factor: Tensor | None = None
     ) -> None:
-        """SGD with the learning rate `lr`, the EMA with momentum `ema`, and the copies, in one launch.
+        """SGD with the learning rate `lr`, the EMA with momentum 1 - `share`, and the copies, in one launch.
 
-        `lr`, `ema` and `factor`, which multiplies every gradient, are 0-d float32 tensors on the device. Without
+        `lr`, `share` and `factor`, which multiplies every gradient, are 0-d float32 tensors on the device. Of a
+        momentum near 1 float32 loses what counts, its distance from 1: 1e-5 would be off by a thousandth. Without
         `grads`, those that are bound are read again. None among them leaves its parameter alone, as torch does.
         """
-        for what, x in (("lr", lr), ("ema", ema), ("factor", factor)):
+        for what, x in (("lr", lr), ("share", share), ("factor", factor)):
             if x is not None and (x.dim() != 0 or x.dtype != torch.float32 or x.device != self._table.device):
                 raise ValueError(f"{what} is {x.dtype} of shape {tuple(x.shape)} on {x.device}; it must be 0-d float32")
         if grads is not None:
@@ -186,7 +187,7 @@ class Flat:
             scratch.copy_(g)
         _sgd_ema[(len(self._owner),)](
             self._parameters, self._momenta, self._halves[0], self._teacher, self._halves[1], self._owner, self._table,
-            self._decay, lr, ema, lr if factor is None else factor, self._mu, self._taught,
+            self._decay, lr, share, lr if factor is None else factor, self._mu, self._taught,
             TEACHER=self._taught > 0, COPY=self._copy, CLIP=factor is not None, BLOCK=BLOCK, num_warps=_WARPS,
         )  # fmt: skip
 

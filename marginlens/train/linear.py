@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from marginlens.train.capture import capture
 from marginlens.train.config import Probe
 from marginlens.train.model import seeded
 
@@ -74,16 +75,7 @@ class _Graph:
 
         changing = [*linear.learning, *linear.momenta]
         before = [tensor.detach().clone() for tensor in changing]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # to warm up; taken back below
-                self.at.zero_()
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            step()
+        self.graph, _ = capture(step, warm=2, reset=self.at.zero_)
         with torch.no_grad():
             for tensor, old in zip(changing, before, strict=True):
                 tensor.copy_(old)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from marginlens.data import prepare
 from tests.gpu.sources import fingerprint
 
 
@@ -20,6 +21,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "tests/gpu" in str(item.path):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU: make gpu"))
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory):
+    """The data set `shapes`, drawn once a session, where runs look for their data."""
+    root = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARGINLENS_DATA", str(root))
+        prepare.load("shapes", root)
+        yield root
 
 
 _OUTCOMES = {}

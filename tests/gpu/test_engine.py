@@ -6,58 +6,27 @@ import pytest
 import torch
 
 import marginlens as ml
-from marginlens.data import draw, prepare
+from marginlens.data import draw
 from marginlens.data.views import make_view
 from marginlens.train import checkpoint, engine, record
-from marginlens.train.feed import open_feed
-from marginlens.train.pretrain import start
+from marginlens.train.pretrain import save
 from marginlens.train.stop import Stopped
-from marginlens.train.trainer import check_data, state
+from marginlens.train.trainer import load, state
+from tests.gpu.runs import assert_same_step, held, settings, take, trainer_of
 
-CUDA = torch.device("cuda")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shapes(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MARGINLENS_DATA", str(root))
-        prepare.load("shapes", root)
-        yield root
-
-
-def settings(**more):
-    return ml.Pretrain(**({"data": "shapes", "epochs": 4, "warmup": 0, "lr": 0.01, "limit": 640} | more))
-
-
-def trainer_of(runs, **more):
-    asked = settings(**more)
-    feed = open_feed("shapes", CUDA)
-    return start(record.make_run(asked, feed, runs), feed, check_data(asked, feed))
-
-
-def take(which, trainer, count):
-    while count:
-        for _ in which.steps(trainer):
-            count -= 1
-            if not count:
-                break
+pytestmark = pytest.mark.usefixtures("shapes")
 
 
 @pytest.mark.parametrize("method", ["mocov3", "simclr", "byol"])
 def test_one_step_is_the_plain_step(tmp_path, method):
-    """In float32: every tensor of the state, after a step from the same place, to a hundredth of its way."""
+    """In float32, views by the kernel against views by the reference."""
     plain, whole = (trainer_of(tmp_path / name, method=method, amp="off") for name in ("a", "b"))
     plain.feed.fused = False
-    before = {name: tensor.clone() for name, tensor in state(plain).items()}
+    before = held(plain)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         take(engine.Eager(), plain, 1)
         take(engine.Graph(whole), whole, 1)
-    found = state(whole)
-    for name, tensor in state(plain).items():
-        moved = (tensor.double() - before[name].double()).norm()
-        error = (found[name].double() - tensor.double()).norm()
-        assert error <= 1e-2 * moved + 1e-6 * tensor.double().norm() + 1e-5, (name, float(error), float(moved))
+    assert_same_step(plain, whole, before)
 
 
 @pytest.mark.parametrize(("amp", "start", "whole"), [("off", 5e-3, 0.02), ("bf16", 1e-2, 0.03)])
@@ -101,7 +70,7 @@ def test_no_replay_repeats_a_view(tmp_path):
 
 def test_capture_leaves_no_trace(tmp_path):
     trainer = trainer_of(tmp_path)
-    before = {name: tensor.clone() for name, tensor in state(trainer).items()}
+    before = held(trainer)
     whole = engine.Graph(trainer)
     assert all(torch.equal(tensor, before[name]) for name, tensor in state(trainer).items())
     for name, half in whole.flat.half.items():
@@ -113,7 +82,7 @@ def test_schedules_and_effects_are_read_anew(tmp_path):
     trainer = trainer_of(tmp_path, effect="emphasis(s=2)")
     whole = engine.Graph(trainer)
     whole.begin(0, 0)
-    before = {name: tensor.clone() for name, tensor in state(trainer).items()}
+    before = held(trainer)
 
     def moved(lr, s):
         for name, tensor in state(trainer).items():
@@ -152,11 +121,12 @@ def test_nan_reaches_no_checkpoint(tmp_path, monkeypatch):
     assert all(t.isfinite().all() for t in found.tensors.values() if t.is_floating_point())
 
 
-@pytest.mark.parametrize("second", ["graph", "eager"])
-def test_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, second):
-    """A graph's checkpoint is anyone's: taken up by either engine, the run ends as if nothing had happened."""
-    whole = ml.pretrain(settings(), runs=tmp_path / "whole", engine="graph", quiet=True)
-    honest = engine.Graph.steps
+@pytest.mark.parametrize(("first", "second"), [("graph", "graph"), ("graph", "eager"), ("eager", "graph")])
+def test_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, first, second):
+    """A checkpoint is anyone's: taken up by either engine, the run ends as if nothing had happened."""
+    whole = ml.pretrain(settings(), runs=tmp_path / "whole", engine=first, quiet=True)
+    kind = {"eager": engine.Eager, "graph": engine.Graph}[first]
+    honest = kind.steps
 
     def steps(self, trainer):
         for _ in honest(self, trainer):
@@ -165,13 +135,33 @@ def test_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, seco
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Graph, "steps", steps)
+        patch.setattr(kind, "steps", steps)
         with pytest.raises(KeyboardInterrupt):
-            ml.pretrain(settings(), runs=tmp_path / "cut", engine="graph", checkpoint_seconds=0, quiet=True)
+            ml.pretrain(settings(), runs=tmp_path / "cut", engine=first, checkpoint_seconds=0, quiet=True)
     again = ml.pretrain(settings(), runs=tmp_path / "cut", engine=second, resume=True, quiet=True)
-    assert [line["engine"] for line in record.lines(again.path / "environment.jsonl")] == ["graph", second]
+    assert [line["engine"] for line in record.lines(again.path / "environment.jsonl")] == [first, second]
     for one, two in zip(whole.metrics, again.metrics, strict=True):
         assert math.isclose(one["loss"], two["loss"], rel_tol=0.02), (one, two)
+
+
+@pytest.mark.parametrize(("first", "second"), [("graph", "eager"), ("eager", "graph")])
+def test_a_step_from_the_others_checkpoint_is_ones_own(tmp_path, first, second):
+    """In float32: three steps and a checkpoint by one engine, then a step by either."""
+    one, two = (trainer_of(tmp_path / name, amp="off") for name in (first, second))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        own = engine.choose(first, one)
+        take(own, one, 3)
+        save(one)
+        found, _ = checkpoint.newest(one.run.path / "checkpoints", one.run.id)
+        load(two, found)
+        before = held(one)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in state(two).items())
+        take(own, one, 1)
+        other = engine.choose(second, two)
+        take(other, two, 1)
+    assert [own.name, other.name] == [first, second]
+    assert one.step == two.step == 4
+    assert_same_step(one, two, before)
 
 
 def test_auto_takes_the_graph(tmp_path, capsys):

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 import marginlens as ml
 from marginlens import layouts
 from marginlens.kernels import reference
+from marginlens.train.capture import capture
 
 CUDA = torch.device("cuda")
 
@@ -142,7 +143,7 @@ def test_rows_at_the_edges(dtype):
     x[6] *= 1e-38
     for together in (False, True):
         for parts in (1, 3):
-            u, v, cos, s, _ = rows.units(x, y, together, parts)
+            u, v, cos, s, *_ = rows.units(x, y, together, parts)
             a, b = (layouts._unit(t, torch.float32) for t in (x, y))
             for got, want in ((u[:300], a), (u[300:] if together else v, b), (cos[:300], (a * b).sum(-1))):
                 assert torch.equal(got.isnan(), want.isnan())
@@ -214,15 +215,7 @@ def test_a_captured_graph_reads_the_temperature_anew(loss):
     q, k = embeddings(700, 128, torch.float32)
     tau = torch.tensor(0.1, device=CUDA)
     call = lambda: torch.autograd.grad(loss(q, k, tau=tau, impl="triton"), (q, k))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        grads = call()
+    graph, grads = capture(call, 3)
     exact = [x.detach().double().requires_grad_() for x in (q, k)]
     for number in (0.5, 0.1, 0.01):
         tau.fill_(number)

@@ -10,7 +10,11 @@ from torch import nn
 pytest.importorskip("triton")
 
 from marginlens.nets import ema_update
-from marginlens.nets.fused import linear, norm_act, pool, stem_conv, stem_supported, supported
+from marginlens.nets.linear import linear
+from marginlens.nets.norm import norm_act, supported
+from marginlens.nets.pool import pool
+from marginlens.nets.stem import stem_conv, stem_supported
+from marginlens.train.capture import capture
 from marginlens.train.flat import BLOCK, Flat
 
 BF16 = torch.bfloat16
@@ -21,7 +25,7 @@ RAGGED = [(7, 96, 13, 11), (33, 16, 17, 19), (300, 512), (5001, 48), (5, 16)]
 
 @pytest.fixture(autouse=True)
 def stream():
-    """All on one stream of its own, as a capture needs it."""
+    """All on a stream other than the default one, which would hide that something does not wait."""
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.manual_seed(0)
         yield
@@ -144,10 +148,8 @@ def test_repeats_bit_for_bit_also_when_captured(shape, groups):
         for a, b in zip(first, once(x, add, bn, g, groups), strict=True):
             same &= (a == b).all()
     assert same
-    tracked, graph = int(bn.num_batches_tracked), torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        held = once(x, add, bn, g, groups)
+    graph, held = capture(lambda: once(x, add, bn, g, groups), 1)
+    tracked = int(bn.num_batches_tracked)
     for _ in range(100):
         for t in held:
             t.fill_(float("nan"))
@@ -189,10 +191,7 @@ def test_stem_repeats_bit_for_bit_also_when_captured():
     for _ in range(1000):
         for a, b in zip(first, step(), strict=True):
             same &= (a == b).all()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        held = step()
+    graph, held = capture(step, 1)
     for t in held:
         t.fill_(float("nan"))
     graph.replay()
@@ -239,21 +238,18 @@ def test_flat_step():
         torch.optim.SGD([p for p in m.parameters() if p.requires_grad], 0.05, 0.9, weight_decay=1e-2)
         for m in (twin, method)
     )
-    flat, lr, ema = Flat(method, fast, BF16), torch.tensor(0.05, device="cuda"), torch.tensor(0.9, device="cuda")
+    flat, lr, share = Flat(method, fast, BF16), torch.tensor(0.05, device="cuda"), torch.tensor(0.1, device="cuda")
     named = dict(method.named_parameters())
     grads = [torch.randn_like(named[n]).to((BF16, torch.float32)[i % 2]).detach() for i, n in enumerate(flat.names)]
-    flat.step(lr, ema, grads)
+    flat.step(lr, share, grads)
     start = [t.clone() for t in (flat._parameters, flat._momenta, flat._teacher, *flat._halves)]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        flat.step(lr, ema, grads)
+    graph, _ = capture(lambda: flat.step(lr, share, grads), 1)
     ends = []
     for replay in (False, True, True):
         for t, before in zip((flat._parameters, flat._momenta, flat._teacher, *flat._halves), start, strict=True):
             t.copy_(before)
         for _ in range(10):
-            graph.replay() if replay else flat.step(lr, ema)
+            graph.replay() if replay else flat.step(lr, share)
         ends.append([t.clone() for t in (flat._parameters, flat._momenta, flat._teacher, *flat._halves)])
     for end in ends[1:]:
         assert all(torch.equal(a, b) for a, b in zip(ends[0], end, strict=True))

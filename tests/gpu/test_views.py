@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from marginlens.data.fused import draw_parameters, empty_views, make_views
 from marginlens.data.views import View, make_view, parameters, strong, weak
+from marginlens.train.capture import capture
 from tests.data.operations import ALONE, MEAN, STD
 
 CUDA = torch.device("cuda")
@@ -195,10 +196,7 @@ def test_replays_are_direct_calls_and_never_repeat():
     images = photos(500, 32, 32).to(CUDA)
     seed, epoch = (torch.zeros((), dtype=torch.int64, device=CUDA) for _ in range(2))
     chosen, out = torch.arange(64, device=CUDA), empty_views(64, views, torch.bfloat16, CUDA)
-    make_views(images, chosen, views, seed, epoch, out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        make_views(images, chosen, views, seed, epoch, out=out)
+    graph, _ = capture(lambda: make_views(images, chosen, views, seed, epoch, out=out), 1)
     seen = []
     for s, e, start in [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1 << 32, 0, 0), (0, 2, 100), (2**63 - 1, 2**32 - 1, 436)]:
         seed.fill_(s)

@@ -96,6 +96,14 @@ def test_effects_numbers_are_read_anew(tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def test_a_teacher_near_one_keeps_its_share(tmp_path):
+    """Formed before it is rounded: of 0.99999 itself float32 would leave 1.00136e-5."""
+    trainer = trainer_of(tmp_path, ema=0.99999, limit=16, size=8)
+    whole = engine.Graph(trainer, captured=False)
+    whole.begin(0, 0)
+    torch.testing.assert_close(whole.shares.double(), torch.full((2,), 1e-5).double(), rtol=1e-7, atol=0)
+
+
 def test_nan_is_noticed(tmp_path):
     trainer = trainer_of(tmp_path, limit=16, size=8)
     whole = engine.Graph(trainer, captured=False)

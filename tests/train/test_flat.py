@@ -95,15 +95,26 @@ def test_many_steps_as_sgd_and_ema(teacher):
             flat, method, (torch.bfloat16, torch.float32) if step % 2 else (torch.float32, torch.bfloat16)
         )
         twin_step(twin, slow, grads, lr, ema)
-        flat.step(scalar(lr), scalar(ema), grads)
+        flat.step(scalar(lr), scalar(1 - ema), grads)
         assert set(flat.copied) == odd_sizes(flat, method)
     assert_same(twin, method, flat)
+
+
+@pytest.mark.parametrize("ema", [0.5, 0.996, 0.99999, 1.0 - 1e-9, 1.0])
+def test_a_momentum_near_one_keeps_its_digits(ema):
+    """The teacher takes over what it takes in float64, but for one rounding of the share and one of the product."""
+    twin, _, method, flat, _ = pair()
+    exact = twin.student.double()
+    method.teacher.load_state_dict({name: torch.zeros_like(x) for name, x in method.teacher.state_dict().items()})
+    flat.step(scalar(0.0), scalar(1 - ema), gradients(flat, method))
+    for (name, slow), fast in zip(method.teacher.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(slow.double(), (1 - ema) * fast, rtol=2**-23, atol=0, msg=lambda m: f"{name}: {m}")
 
 
 def test_padding_stays_zero_and_blocks_align():
     _, _, method, flat, _ = pair()
     for _ in range(2):
-        flat.step(scalar(0.1), scalar(0.9), gradients(flat, method))
+        flat.step(scalar(0.1), scalar(1 - 0.9), gradients(flat, method))
     used = torch.zeros_like(flat._parameters)
     for name, p in method.named_parameters():
         if p.requires_grad:
@@ -121,7 +132,7 @@ def test_a_factor_multiplies_gradients_and_none_leaves_a_parameter():
         grads = gradients(flat, method)
         grads[2] = None
         twin_step(twin, slow, grads, 0.1, 0.9, 0.25)
-        flat.step(scalar(0.1), scalar(0.9), grads, scalar(0.25))
+        flat.step(scalar(0.1), scalar(1 - 0.9), grads, scalar(0.25))
     assert_same(twin, method, flat)
 
 
@@ -136,7 +147,7 @@ def test_gradients_that_lie_differently_are_copied():
         room = torch.zeros(grads[odd].numel() + 1, dtype=grads[odd].dtype, device=DEVICE)[1:]
         grads[odd] = room.view(grads[odd].shape).copy_(grads[odd])  # in order, but not at a multiple of 16 bytes
         twin_step(twin, slow, grads, 0.1, 0.9)
-        flat.step(scalar(0.1), scalar(0.9), grads)
+        flat.step(scalar(0.1), scalar(1 - 0.9), grads)
         assert set(flat.copied) == {names[0], "predictor.weight"} | odd_sizes(flat, method)
     assert_same(twin, method, flat)
 
@@ -149,7 +160,7 @@ def test_bound_gradients_are_read_where_they_are():
         for g in grads:
             g.copy_(torch.randn_like(g))
         twin_step(twin, slow, grads, 0.1, 0.9)
-        flat.step(scalar(0.1), scalar(0.9))
+        flat.step(scalar(0.1), scalar(1 - 0.9))
     assert_same(twin, method, flat)
 
 
@@ -158,10 +169,10 @@ def test_float32_has_no_copies_and_no_half_gradients():
     assert flat.half == {}
     grads = gradients(flat, method, (torch.float32,))
     twin_step(twin, slow, grads, 0.1, 0.9)
-    flat.step(scalar(0.1), scalar(0.9), grads)
+    flat.step(scalar(0.1), scalar(1 - 0.9), grads)
     assert_same(twin, method, flat)
     with pytest.raises(ValueError, match="gradient of temperature"):
-        flat.step(scalar(0.1), scalar(0.9), gradients(flat, method, (torch.bfloat16,)))
+        flat.step(scalar(0.1), scalar(1 - 0.9), gradients(flat, method, (torch.bfloat16,)))
 
 
 def test_a_checkpoint_goes_out_and_comes_in(tmp_path):
@@ -175,14 +186,14 @@ def test_a_checkpoint_goes_out_and_comes_in(tmp_path):
 
     _, _, method, flat, optimizer = pair()
     grads = [gradients(flat, method) for _ in range(3)]
-    flat.step(scalar(0.1), scalar(0.9), grads[0])
+    flat.step(scalar(0.1), scalar(1 - 0.9), grads[0])
     path = checkpoint.write(tmp_path, 1, state(method, optimizer), {})
     after = []
     for _ in range(2):
         checkpoint.fill(state(method, optimizer), checkpoint.read(path))
         flat.refresh()
         for g in grads[1:]:
-            flat.step(scalar(0.1), scalar(0.9), g)
+            flat.step(scalar(0.1), scalar(1 - 0.9), g)
         after.append(
             {
                 k: v.clone()
@@ -202,7 +213,7 @@ def test_the_optimizer_itself_still_works():
     twin, slow, method, flat, fast = pair()
     grads = gradients(flat, method, (torch.float32,))
     twin_step(twin, slow, grads, 0.1, 0.9)
-    flat.step(scalar(0.1), scalar(0.9), grads)
+    flat.step(scalar(0.1), scalar(1 - 0.9), grads)
     for who, optimizer in ((twin, slow), (method, fast)):
         twin_step(who, optimizer, grads, 0.1, 0.9)
     flat.refresh()
@@ -230,11 +241,11 @@ def test_bad_input():
     _, _, method, flat, _ = pair()
     learning = [p for p in method.parameters() if p.requires_grad]
     with pytest.raises(ValueError, match="step has no gradients"):
-        flat.step(scalar(0.1), scalar(0.9))
+        flat.step(scalar(0.1), scalar(1 - 0.9))
     with pytest.raises(ValueError, match="there are 1 gradients"):
         flat.bind([None])
     with pytest.raises(ValueError, match="lr is"):
-        flat.step(scalar(0.1).double(), scalar(0.9), gradients(flat, method))
+        flat.step(scalar(0.1).double(), scalar(1 - 0.9), gradients(flat, method))
     with pytest.raises(ValueError, match="without nesterov"):
         Flat(method, torch.optim.SGD(learning, 0.1, 0.9, nesterov=True), torch.float32)
     with pytest.raises(ValueError, match="not those of the method"):

@@ -1,4 +1,4 @@
-"""Batch norm with addition and ReLU, and the stem's convolution, against torch in float64."""
+"""Batch norm with addition and ReLU against torch in float64."""
 
 import copy
 import gc
@@ -9,36 +9,19 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from marginlens.nets import fused, stem
-from marginlens.nets.fused import (
-    linear,
-    linear_supported,
-    norm_act,
-    pool,
-    pool_supported,
-    stem_conv,
-    stem_supported,
-    supported,
-)
+from marginlens.nets import norm as module
+from marginlens.nets.norm import norm_act, supported
+from tests.nets.twins import DEVICE, TOLERANCE, assert_near, leaf, tensor
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# the interpreter cuts to bfloat16 where a GPU rounds: a whole unit in the last place
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-7}
 SMALL = {"warps": (1, 1), "forward_unroll": (2, 2), "backward_unroll": (2, 2), "tile": 1024, "programs": (8, 8)}
 
 
 @pytest.fixture(params=["one tile", "many tiles"])
 def way(request, monkeypatch):
     """One program for all rows, or many: tiles so small that little data has many, the last one ragged."""
-    monkeypatch.setattr(fused, "ONE_TILE", 512 if request.param == "one tile" else 1)
-    monkeypatch.setattr(fused, "TUNING", fused.TUNING | SMALL)
-    monkeypatch.setattr(stem, "TUNING", stem.TUNING | {"rows": 32, "programs": 2})
+    monkeypatch.setattr(module, "ONE_TILE", 512 if request.param == "one tile" else 1)
+    monkeypatch.setattr(module, "TUNING", module.TUNING | SMALL)
     return request.param
-
-
-def tensor(shape, dtype, mean=0.5, std=2.0):
-    form = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    return (torch.randn(shape, device=DEVICE) * std + mean).to(dtype).contiguous(memory_format=form)
 
 
 def norm(shape, affine=True):
@@ -49,10 +32,6 @@ def norm(shape, affine=True):
     return bn
 
 
-def leaf(x, dtype=None):
-    return None if x is None else x.detach().to(dtype or x.dtype).requires_grad_()
-
-
 def twin(x, bn, add, relu, grad, groups=1):
     """Output, gradients and running statistics of plain torch in float64."""
     bn, x, add = copy.deepcopy(bn).double(), leaf(x, torch.float64), leaf(add, torch.float64)
@@ -61,11 +40,6 @@ def twin(x, bn, add, relu, grad, groups=1):
     y = y.relu() if relu else y
     y.backward(grad.double())
     return y.detach(), x.grad, add, bn
-
-
-def assert_near(found, expected, tolerance):
-    """Near in units of the largest value: a gradient is a sum over rows."""
-    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
 
 
 def check(shape, dtype=torch.float32, added=False, relu=True, affine=True, exact=3e-6, groups=1, **moments):
@@ -244,17 +218,17 @@ def test_nan_stays(way):
 
 
 def test_counters_die_with_their_norm(monkeypatch):
-    monkeypatch.setattr(fused, "ONE_TILE", 1)
+    monkeypatch.setattr(module, "ONE_TILE", 1)
     bn = norm((40, 16))
     gc.collect()
-    before = len(fused._COUNTERS)
+    before = len(module._COUNTERS)
     norm_act(tensor((40, 16), torch.float32), bn)
-    assert len(fused._COUNTERS) == before + 1
-    (held,) = fused._COUNTERS[bn].values()
+    assert len(module._COUNTERS) == before + 1
+    (held,) = module._COUNTERS[bn].values()
     assert not held.any()
     del bn
     gc.collect()
-    assert len(fused._COUNTERS) == before
+    assert len(module._COUNTERS) == before
 
 
 def test_not_twice():
@@ -281,86 +255,3 @@ def test_what_is_not_supported():
     assert supported(tensor((4, 32), torch.float32), norm((4, 32)), groups=2)
     assert not supported(tensor((4, 32), torch.float32), norm((4, 32)), groups=3)
     assert not supported(tensor((4, 32), torch.float32), norm((4, 32)), groups=4)
-
-
-@pytest.mark.parametrize(("shape", "out"), [((2, 3, 9, 7), 16), ((3, 3, 4, 4), 64), ((1, 3, 1, 1), 32)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_stem(way, shape, out, dtype):
-    torch.manual_seed(0)
-    x = tensor(shape, torch.bfloat16)
-    weight = torch.randn(out, 3, 3, 3, device=DEVICE).bfloat16().to(dtype, memory_format=torch.channels_last)
-    weight.requires_grad_()
-    assert stem_supported(x, weight)
-    y = stem_conv(x, weight)
-    grad = torch.randn_like(y)
-    y.backward(grad)
-    other = weight.detach().double().requires_grad_()
-    expected = torch.conv2d(x.double(), other, padding=1)
-    expected.backward(grad.double())
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    assert weight.grad.dtype == dtype
-    assert weight.grad.stride() == weight.stride()
-    assert_near(y, expected, 2**-7)
-    assert_near(weight.grad, other.grad, TOLERANCE[dtype])
-
-
-def test_stem_gives_images_no_gradient():
-    x, weight = leaf(tensor((2, 3, 4, 4), torch.bfloat16)), torch.randn(16, 3, 3, 3, device=DEVICE)
-    assert not stem_supported(x, weight)
-    with pytest.raises(ValueError, match="no gradient"):
-        stem_conv(x, weight)
-    assert not stem_supported(x.detach().float(), weight)
-    assert not stem_supported(x.detach(), torch.randn(48, 3, 3, 3))
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 4, 4), (2, 48, 5, 7), (9, 16, 1, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pool(shape, dtype):
-    torch.manual_seed(0)
-    x = leaf(tensor(shape, dtype))
-    assert pool_supported(x)
-    y = pool(x)
-    grad = torch.randn_like(y)
-    y.backward(grad)
-    assert y.dtype == dtype
-    assert x.grad.is_contiguous(memory_format=torch.channels_last)
-    assert_near(y, x.detach().double().mean((2, 3)), TOLERANCE[dtype])
-    expected = (grad.double() / (shape[2] * shape[3]))[:, :, None, None].expand(shape)
-    assert_near(x.grad, expected, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("n", [5, 300])
-def test_linear(n):
-    torch.manual_seed(0)
-    x, weight, bias = (leaf(tensor(shape, torch.float32)) for shape in ((n, 24), (48, 24), (48,)))
-    grad = torch.randn(n, 48, device=DEVICE)
-    assert linear_supported(x, weight, bias)
-    y = linear(x, weight, bias)
-    y.backward(grad)
-    others = [leaf(t, torch.float64) for t in (x, weight, bias)]
-    expected = nn.functional.linear(*others)
-    expected.backward(grad.double())
-    assert_near(y, expected, 3e-6)
-    for found, other in zip((x, weight, bias), others, strict=True):
-        assert_near(found.grad, other.grad, 3e-6)
-
-
-def test_linear_gives_only_what_is_asked_for():
-    x, weight, bias = torch.randn(4, 8), leaf(torch.randn(16, 8)), torch.randn(16)
-    linear(x.to(DEVICE), weight, bias.to(DEVICE)).sum().backward()
-    torch.testing.assert_close(weight.grad, x.sum(0).expand(16, 8))
-
-
-def test_what_pool_and_linear_do_not_take():
-    x = tensor((2, 32, 3, 3), torch.float32)
-    assert pool_supported(x)
-    assert not pool_supported(x.contiguous())
-    assert not pool_supported(x[:, :24].contiguous(memory_format=torch.channels_last))
-    assert not pool_supported(x.double())
-    x, weight, bias = torch.randn(4, 8), torch.randn(16, 8), torch.randn(16)
-    assert linear_supported(x, weight, bias)
-    assert not linear_supported(x, weight, None)
-    assert not linear_supported(x, weight.bfloat16(), bias)
-    assert not linear_supported(x, weight[:8], bias[:8])
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not linear_supported(x, weight, bias)
