@@ -25,6 +25,14 @@ COMMANDS = {
     "transfer": "marginlens.train.commands:transfer",
     "embed": "marginlens.train.commands:embed",
     "export": "marginlens.train.commands:export",
+    "sweep": "marginlens.sweep.commands:sweep",
+    "reproduce": "marginlens.sweep.commands:reproduce",
+    "report": "marginlens.report.commands:report",
+    "runs show": "marginlens.runs.commands:show",
+    "runs compare": "marginlens.runs.commands:compare",
+    "runs prune": "marginlens.runs.commands:prune",
+    "runs add": "marginlens.runs.commands:add",
+    "runs": "marginlens.runs.commands:runs",
     "demo": "marginlens.demo:demo",
 }
 """What each command does is said by its function's docstring, which is also its --help."""
@@ -61,7 +69,10 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     """The command, and the words that are left for it; no command where help was asked for."""
     for name in COMMANDS:
         if words[: len(name.split())] == name.split():
-            return name, words[len(name.split()) :]
+            left = words[len(name.split()) :]
+            if left and not left[0].startswith("-") and any(other.startswith(f"{name} ") for other in COMMANDS):
+                break  # `runs` takes options only: a word after it is a command that there is not
+            return name, left
     spoken = [w for w in words if not w.startswith("-")]
     if any(name.split()[: len(spoken)] == spoken for name in COMMANDS):
         return "", []

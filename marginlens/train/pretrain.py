@@ -75,7 +75,8 @@ def pretrain(
     if run.complete and not (resume and damaged_end(run)):
         Display("", quiet=quiet).say(f"{run.path} is complete already")
         return run
-    with record.locked(run):
+    trainer: Trainer | None = None
+    with record.locked(run), record.failures(run, lambda: trainer.step if trainer else 0):
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
         with memory(lower):
             trainer = start(run, feed, samples)
@@ -132,6 +133,8 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
     chosen = engines.choose(engine, trainer)
     display.say(f"engine: {chosen.about}")
     with disk(run.path, "nothing was lost"):
+        for name in ("failure.json", "result.json"):  # how it ended before is past
+            (run.path / name).unlink(missing_ok=True)
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
         record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
     return chosen

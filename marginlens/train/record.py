@@ -6,6 +6,7 @@ metrics.jsonl       a line per epoch; what a second run of the same settings giv
 speed.jsonl         a line per epoch: seconds, images per second
 checkpoints/        the last two (`checkpoint.py`)
 result.json         there when the run is complete
+failure.json        there when its last start failed: time, line, exit code, step
 evaluations/        probe, kNN, transfer: a file each
 tensorboard/        the same curves, when tensorboard is installed
 """
@@ -18,8 +19,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ from typing import Any
 import torch
 
 import marginlens
-from marginlens.data.atomic import flush
+from marginlens.data.atomic import DataError, flush
 from marginlens.data.views import Triple
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
 from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
-from marginlens.train.stop import disk
+from marginlens.train.stop import Stopped, disk
 
 FORMAT = 1
 
@@ -131,9 +132,7 @@ def locked(run: Run) -> Iterator[None]:
     with disk(path, "nothing was lost"):
         file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(file):
             holder = os.pread(file, 200, 0).decode() or "another process"
             raise ValueError(f"{run.path} is in use by {holder}; wait for it, or stop it first") from None
         with disk(path, "nothing was lost"):
@@ -142,6 +141,26 @@ def locked(run: Run) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+@contextmanager
+def failures(run: Run, step: Callable[[], int]) -> Iterator[None]:
+    """Notes in failure.json that the run failed, and at which step.
+
+    A signal that asked it to end is no failure, nor is a start that was refused at the door.
+    """
+    try:
+        yield
+    except Exception as error:
+        code = error.code if isinstance(error, Stopped) else 2 if isinstance(error, ValueError) else 1
+        crashed = not isinstance(error, Stopped | ValueError)
+        if crashed or isinstance(error, DataError) or (isinstance(error, Stopped) and code < 128):
+            said = f"{type(error).__name__}: {error}" if crashed else str(error)
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            known = {"time": now, "line": " ".join(said.split()), "code": code, "step": step()}
+            with suppress(OSError):  # a full disk is the failure, perhaps
+                save_json(run.path / "failure.json", known)
+        raise
 
 
 def environment(device: torch.device, **more: Any) -> dict[str, Any]:
@@ -182,7 +201,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; one that a killed process left half-written is not there."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    whole = path.read_text().rpartition("\n")[0]
+    found: list[dict[str, Any]] = json.loads("[" + whole.replace("\n", ",") + "]")  # at once: a store has thousands
+    return found
 
 
 def save_json(path: Path, content: dict[str, Any]) -> None:
@@ -206,6 +227,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not hold an object")
     return found
+
+
+def _lock(file: int) -> bool:
+    """Takes a lock that no other process holds for longer than a look at it takes."""
+    for pause in (0.01, 0.1, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(pause)
+    return False
 
 
 def _triple(values: Any) -> Triple:

@@ -1,0 +1,122 @@
+"""`marginlens report`: its docstring is what --help prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsons
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from marginlens.data.atomic import save
+from marginlens.paper import TABLES
+from marginlens.report.gather import Gathered, Line, gather
+from marginlens.report.page import page
+from marginlens.report.tables import latex as make_latex
+from marginlens.report.tables import markdown as make_markdown
+from marginlens.runs.store import scan
+from marginlens.train.config import hint
+
+
+def report(
+    *,
+    runs: tuple[Path, ...] = (Path("runs"),),
+    out: Path = Path("report"),
+    only: tuple[str, ...] = (),
+    markdown: Path | None = None,
+    latex: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Lays our runs beside the paper: one self-contained page, and the tables as Markdown and LaTeX.
+
+    It reads run records only: no data set and no GPU is needed. Folders that cannot be read are listed in the page, and
+    make the exit code 2. For example:
+
+        marginlens report
+
+        marginlens report --runs runs ~/other/runs --only tab2 tab3
+
+        marginlens report --markdown docs/results.md
+
+    Args:
+        runs: Stores to read: folders of runs.
+        out: The folder to write: report.html, tables.md, tables.tex.
+        only: Only these tables and figures, e.g. tab2 'fig*', and the runs that stand in them; not given: all.
+        markdown: Write the Markdown tables to this file instead of OUT/tables.md.
+        latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
+        json: Print the tables' numbers as JSON.
+    """
+    found = read(runs, only)
+    written = write(found, runs, out, markdown, latex)
+    if json:
+        print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
+    else:
+        print(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}")
+    if found.bad:
+        more = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
+        raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{more}")
+
+
+def read(runs: Sequence[Path], only: Sequence[str] = ()) -> Gathered:
+    """What the stores hold, laid beside the paper's tables, or some of them."""
+    chosen = _tables(only)
+    return gather([entry for store in dict.fromkeys(runs) for entry in scan(store)], TABLES, chosen)
+
+
+def write(
+    found: Gathered, runs: Sequence[Path], out: Path, markdown: Path | None = None, latex: Path | None = None
+) -> list[str]:
+    """Writes the three files, and returns their names."""
+    out = out.expanduser()
+    table = markdown.expanduser() if markdown else out / "tables.md"
+    tex = latex.expanduser() if latex else out / "tables.tex"
+    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]))
+    _put(table, make_markdown(found, table))
+    _put(tex, make_latex(found))
+    return [str(path) for path in (out / "report.html", table, tex)]
+
+
+def summary(found: Gathered) -> dict[str, Any]:
+    """The tables' numbers as plain values."""
+    tables = {key: [_plain(line) for line in lines] for key, lines in found.lines.items() if lines}
+    looks = {key: [_plain(line) for line in lines] for key, lines in found.looks.items() if lines}
+    others = [str(seen.entry.path) for seen in found.others]
+    bad = [{"folder": path, "why": why} for path, why in found.bad]
+    return {"runs": len(found.runs), "tables": tables, "looks": looks, "others": others, "unreadable": bad}
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    printed = line.cell.published
+    known: dict[str, Any] = {"path": line.cell.path, "address": line.cell.address, "label": line.label}
+    if printed is not None and not line.label:
+        known |= {"published": printed.mean, "published_spread": printed.spread}
+    known |= {"mean": line.mean, "std": line.std, "difference": line.difference, "seeds": len(line.values)}
+    values = [{"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1} for v in line.values]
+    partial = [{"run": p.run.entry.name, "seed": p.run.settings.seed, "said": p.said} for p in line.partial]
+    return known | {"values": values, "partial": partial}
+
+
+def _tables(patterns: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for pattern in patterns:
+        some = [key for key in TABLES if fnmatchcase(key, pattern.lower())]
+        if not some:
+            raise ValueError(f"there is no table or figure {pattern!r}; {hint(pattern, TABLES)}")
+        found += [key for key in some if key not in found]
+    return found
+
+
+def _put(path: Path, text: str) -> None:
+    """Writes a file aside and renames it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(aside, text.encode())
+        aside.rename(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path} ({error.strerror}); give --out another folder") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)

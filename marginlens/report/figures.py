@@ -1,0 +1,152 @@
+"""The paper's figures from our runs, as SVG: drawn here, so that they are there without a script and on paper.
+
+SVG by hand and not plotly: a whole report stays far below the size of plotly's script alone, points can be links, and
+the colours follow the reader's light or dark.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from marginlens.paper import Cell, Published, Table, elsewhere
+from marginlens.report.gather import Line
+from marginlens.report.grids import number
+
+WIDTH, HEIGHT = 400, 270
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
+CLOSE = 26
+"""Labels of an axis that would lie nearer than this are left out, in pixels."""
+
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean over seeds at a place on the axis, or a published number."""
+
+    x: float
+    y: float
+    spread: float
+    said: str
+    link: str
+
+
+def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> str:
+    """A panel per data set; `published` adds the numbers that a table of the paper has for the same run."""
+    panels: dict[str, list[Line]] = {}
+    for line in lines:
+        panels.setdefault(_data(line) if table.panel == "data" else "", []).append(line)
+    drawn = [_panel(table, name, group, published) for name, group in panels.items() if any(x.values for x in group)]
+    return f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _data(line: Line) -> str:
+    """The panel's name: the cell's data, or those of a rehearsal, which is the same for all cells' data."""
+    return line.runs[0].settings.data if line.label.startswith("rehearsal") else line.cell.path.split("/")[1]
+
+
+def _series(table: Table, cell: Cell) -> str:
+    if table.series == "method":
+        return cell.path.split("/")[0]
+    return f"{table.series} = {cell.at[table.series]:g}"
+
+
+def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> str:
+    series: dict[str, list[Point]] = {}
+    printed: dict[str, list[Point]] = {}
+    for line in lines:
+        own = _series(table, line.cell)
+        x = line.cell.at[table.x]
+        if line.mean is not None:
+            seeds = f"{len(line.values)} seed{'s' * (len(line.values) > 1)}"
+            said = f"{own}, {line.cell.column}: {number(line.mean, line.std)} ({seeds})"
+            point = Point(x, line.mean, line.std or 0.0, said, line.values[0].run.key)
+            series.setdefault(own, []).extend([point] if point not in series.get(own, []) else [])
+        if published and (known := _published(line.cell)):
+            where, value = known
+            printed.setdefault(own, []).append(Point(x, value.mean, value.spread or 0.0, f"{where}: {value}", ""))
+    names = list(dict.fromkeys(_series(table, line.cell) for line in lines))
+    across = _across(table, sorted({line.cell.at[table.x] for line in lines}))
+    points = [p for group in (*series.values(), *printed.values()) for p in group]
+    up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
+    parts = [_axes(table, name, across, up, ticks)]
+    for i, own in enumerate(names):
+        parts += [_line(i, sorted(series.get(own, []), key=lambda p: p.x), across, up)]
+        parts += [_mark(i, p, across[p.x], up, own=True) for p in series.get(own, [])]
+        parts += [_mark(i, p, across[p.x], up, own=False) for p in printed.get(own, [])]
+    shown = [(i, own) for i, own in enumerate(names) if own in series or own in printed]
+    keys = "".join(f'<span><i class="k{i % 8}"></i>{html.escape(own)}</span>' for i, own in shown)
+    keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
+    about = html.escape(f"{table.name}, {name}: {table.y_label} by {table.x_label}")
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{about}">{"".join(parts)}</svg>'
+    return f'<figure class="panel">{svg}<figcaption class="key">{keys}</figcaption></figure>'
+
+
+def _published(cell: Cell) -> tuple[str, Published] | None:
+    """What the paper's text prints for this run, in the figure or in a table."""
+    found = [c for c in (cell, *elsewhere(cell)) if c.published is not None]
+    return (found[0].address, found[0].published) if found and found[0].published is not None else None
+
+
+def _across(table: Table, values: Sequence[float]) -> Mapping[float, float]:
+    """Where each value of the axis lies; infinity, which is no effect, at the right end, set apart."""
+    finite = [v for v in values if math.isfinite(v)]
+    turned = [math.log(v) for v in finite] if table.x_log and all(v > 0 for v in finite) else list(finite)
+    low, high = min(turned, default=0.0), max(turned, default=1.0)
+    end = WIDTH - RIGHT - 8 - (34 if len(finite) < len(values) else 0)
+    wide = (end - LEFT - 8) / ((high - low) or 1.0)
+    found = {v: LEFT + 8 + wide * (t - low) for v, t in zip(finite, turned, strict=True)}
+    return found | {v: float(WIDTH - RIGHT - 8) for v in values if not math.isfinite(v)}
+
+
+def _up(values: Sequence[float]) -> tuple[Scale, list[float]]:
+    """The vertical scale, and round numbers on it."""
+    low, high = min(values), max(values)
+    span = max(high - low, 0.5)
+    low, high = low - 0.06 * span, max(high, low + span) + 0.06 * span
+    rough = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * k for k in (1, 2, 2.5, 5, 10) if unit * k >= rough)
+    ticks = [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return (lambda y: HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (y - low) / (high - low)), ticks
+
+
+def _axes(table: Table, name: str, across: Mapping[float, float], up: Scale, ticks: Sequence[float]) -> str:
+    parts = [f'<text class="name" x="{LEFT}" y="16">{html.escape(name)}</text>']
+    for y in ticks:
+        at = up(y)
+        parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{at + 4:.1f}">{y:g}</text>')
+    last = -math.inf
+    for value, x in sorted(across.items(), key=lambda pair: pair[1]):
+        if x - last >= CLOSE:
+            text = "none" if math.isinf(value) else f"{value:.3g}"
+            parts.append(
+                f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">{text}</text>'
+            )
+            last = x
+    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
+    grid = "" if table.x in table.given else " (the grid is ours)"
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    label = html.escape(f"{table.x_label}{grid}")
+    return "".join(parts) + f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 8}">{label}</text>'
+
+
+def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Scale) -> str:
+    d = "L".join(f"{across[p.x]:.1f} {up(p.y):.1f}" for p in points if math.isfinite(p.x))
+    return f'<path class="line s{i % 8}" d="M{d}"/>' if d else ""
+
+
+def _mark(i: int, point: Point, x: float, up: Scale, *, own: bool) -> str:
+    """A filled disc for ours, which leads to the run, an empty diamond for a published number; both with error bars."""
+    y, low, high = up(point.y), up(point.y - point.spread), up(point.y + point.spread)
+    bar = f'<path class="bar s{i % 8}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' if point.spread else ""
+    title = f"<title>{html.escape(point.said)}</title>"
+    if not own:
+        d = f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"
+        return f'{bar}<path class="printed s{i % 8}" d="{d}">{title}</path>'
+    disc = f'<circle class="dot k{i % 8}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+    return f'{bar}<a href="#{point.link}" aria-label="{html.escape(point.said)}">{disc}</a>'

@@ -1,0 +1,213 @@
+"""From run records to what a report says: which run stands for which cell of the paper, and what it measured.
+
+A run counts beside a published number only when its settings are the cell's (any seed), it is complete, and it was
+evaluated as the paper does. Shorter looks and rehearsals are lines of their own, with a label. Nothing is computed
+here but means and standard deviations, and no data set is opened.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import marginlens as ml
+from marginlens.paper import Cell, Table
+from marginlens.report.seen import Seen, read_all
+from marginlens.runs.store import Entry
+from marginlens.sweep.cells import Label, follows, match, measured
+from marginlens.train.config import Pretrain
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that a run gave."""
+
+    run: Seen
+    top1: float
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A run that gave no number, and why."""
+
+    run: Seen
+    said: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell of the paper and its runs, one per seed; with a label, runs that are not quite the cell's."""
+
+    cell: Cell
+    label: str = ""
+    values: tuple[Value, ...] = ()
+    partial: tuple[Partial, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Seen, ...]:
+        return tuple(sorted([v.run for v in self.values] + [p.run for p in self.partial], key=_order))
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(v.top1 for v in self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation over seeds; none for one seed."""
+        return statistics.stdev(v.top1 for v in self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published number."""
+        mean, published = self.mean, self.cell.published
+        return None if mean is None or published is None or self.label else mean - published.mean
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that a report shows."""
+
+    tables: dict[str, Table]
+    lines: dict[str, list[Line]]
+    """A line per cell of each table."""
+    looks: dict[str, list[Line]]
+    """Shorter looks and rehearsals of each table's cells."""
+    others: list[Seen]
+    """Runs that are no cell's own."""
+    runs: list[Seen]
+    """Every run that could be read."""
+    bad: list[tuple[str, str]]
+    """Folders that could not be read, and why."""
+    copies: dict[str, list[str]]
+    """Folders that hold the same run as the one that is shown, by its key."""
+    labels: dict[str, str]
+    """What must be said of a run that is a shorter look or a rehearsal, by its key."""
+
+
+def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence[str] = ()) -> Gathered:
+    """Reads every run once and puts it where it belongs; of `only` these tables, where it is given."""
+    runs, bad, copies = read_all(entries)
+    found = _kept(_matches(tables, runs))
+    own = {seen.key for _, seen, kind in found if kind == "exact"}
+    groups: dict[tuple[str, str], list[tuple[Seen, Label]]] = {}
+    for cell, seen, kind in found:
+        groups.setdefault((cell.table, cell.path), []).append((seen, kind))
+    chosen = {key: table for key, table in tables.items() if not only or key in only}
+    lines: dict[str, list[Line]] = {}
+    looks: dict[str, list[Line]] = {}
+    for key, table in chosen.items():
+        made = [_lines(cell, groups.get((key, cell.path), [])) for cell in table.cells]
+        lines[key] = [first for first, *_ in made]
+        looks[key] = [look for _, *more in made for look in more]
+    others = [] if only else [seen for seen in runs if seen.key not in own]
+    if only:
+        shown = {s.key for part in (lines, looks) for held in part.values() for line in held for s in line.runs}
+        runs = [seen for seen in runs if seen.key in shown]
+    labels = {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
+    return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
+
+
+def _order(seen: Seen) -> tuple[int, str]:
+    return seen.settings.seed, seen.entry.name
+
+
+def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Cell, Seen, Label]]:
+    """Each pair of a cell and a run that has to do with it.
+
+    Settings are compared once, however many cells and seeds share them, and only where method and effect agree, which
+    no label changes.
+    """
+    index: dict[tuple[str, str], dict[str, list[Seen]]] = {}
+    for seen in runs:
+        shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
+        groups = index.setdefault((seen.settings.method, seen.settings.effect), {})
+        groups.setdefault(shared, []).append(seen)
+    known: dict[tuple[str, str], Label | None] = {}
+    found: list[tuple[Cell, Seen, Label]] = []
+    for cell in (cell for table in tables.values() for cell in table.cells if cell.settings is not None):
+        asked = repr(sorted((cell.settings or {}).items()))
+        for shared, group in index.get((_asked(cell, "method"), str(ml.effect(_asked(cell, "effect")))), {}).items():
+            if (asked, shared) not in known:
+                known[asked, shared] = match(cell, group[0].run)
+            if (kind := known[asked, shared]) is not None:
+                found += [(cell, seen, kind) for seen in group]
+    return found
+
+
+def _asked(cell: Cell, name: str) -> Any:
+    """A setting of the cell."""
+    assert cell.settings is not None
+    return cell.settings.get(name, Pretrain.model_fields[name].default)
+
+
+_RANKS: tuple[Label, ...] = ("exact", "shorter", "rehearsal")
+
+
+def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, Label]]:
+    """Without looks that say nothing.
+
+    A run that is some cell's own is no shorter look at another's (200 epochs of Tab. 2 at the 1,000 of Tab. 9), one
+    that is a shorter look is no rehearsal, and of shorter looks those at the cells of fewest epochs count.
+    """
+    ranks: dict[str, int] = {}
+    for _, seen, kind in found:
+        ranks[seen.key] = min(ranks.get(seen.key, len(_RANKS)), _RANKS.index(kind))
+    found = [(cell, seen, kind) for cell, seen, kind in found if _RANKS.index(kind) == ranks[seen.key]]
+    fewest: dict[str, int] = {}
+    for cell, seen, _ in found:
+        fewest[seen.key] = min(fewest.get(seen.key, 1 << 60), _asked(cell, "epochs"))
+    return [
+        (cell, seen, kind)
+        for cell, seen, kind in found
+        if kind == "exact" or _asked(cell, "epochs") == fewest[seen.key]
+    ]
+
+
+def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]]) -> list[Line]:
+    """The cell's own line, whatever is in it, and then one for each label.
+
+    One run per seed: where data of one name differ in content, those that most runs saw count.
+    """
+    values: dict[str, list[Value]] = {}
+    partial: dict[str, list[Partial]] = {}
+    usual = {kind: Counter(s.run.data for s, k in runs if k == kind).most_common(1)[0][0] for _, kind in runs}
+    for seen, kind in sorted(runs, key=lambda pair: _order(pair[0])):
+        found = measured(cell, seen.run) if seen.complete else None
+        plain = _label(cell, seen, kind, None)
+        if seen.run.data != usual[kind]:
+            partial.setdefault(plain, []).append(Partial(seen, "not counted: the content of its data differs"))
+        elif found is None:
+            if kind == "exact" or not seen.complete:  # a look at another cell does not lack this one's evaluation
+                partial.setdefault(plain, []).append(Partial(seen, _lacks(cell, seen)))
+        else:
+            label = _label(cell, seen, kind, found[0])
+            values.setdefault(label, []).append(Value(seen, float(found[0]["top1"])))
+            if label and kind == "exact":
+                partial.setdefault("", []).append(Partial(seen, f"complete, only a shorter look ({label})"))
+    keys = ["", *sorted({*values, *partial} - {""})]
+    return [Line(cell, key, tuple(values.get(key, ())), tuple(partial.get(key, ()))) for key in keys]
+
+
+def _label(cell: Cell, seen: Seen, kind: Label, found: Mapping[str, Any] | None) -> str:
+    """What must be said wherever a number of this run stands; nothing of a cell's own run that was probed in full."""
+    said = [f"rehearsal on {seen.settings.data}"] if kind == "rehearsal" else []
+    if seen.settings.epochs != (asked := _asked(cell, "epochs")):
+        said.append(f"{seen.settings.epochs} of {asked} epochs")
+    if found is not None:
+        full = follows(cell, seen.settings.data if kind == "rehearsal" else None).settings.epochs
+        if (probed := found["settings"]["epochs"]) != full:
+            said.append(f"probe of {probed} of {full} epochs")
+    return ", ".join(said)
+
+
+def _lacks(cell: Cell, seen: Seen) -> str:
+    """Why a run has no number for its own cell."""
+    if not seen.complete:
+        return seen.said
+    wanted = follows(cell)
+    if any((known["kind"], known["data"]) == (wanted.kind, wanted.data) for known in seen.entry.evaluations):
+        return f"complete, {wanted.name} has other settings"
+    return "complete, not probed" if wanted.kind == "probe" else f"complete, no {wanted.name}"

@@ -1,0 +1,223 @@
+"""`marginlens runs`, and `runs show`, `compare`, `prune`, `add`: docstrings are what --help prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from marginlens.runs import store, texts
+from marginlens.runs.entry import Entry
+from marginlens.runs.fields import conditions, ordered, row
+from marginlens.runs.find import find
+from marginlens.runs.places import ListPlace, PrunePlace, StorePlace
+from marginlens.train.options import options, perform
+
+if TYPE_CHECKING:
+    ListOptions: TypeAlias = dict[str, Any]
+    StoreOptions: TypeAlias = dict[str, Any]
+    PruneOptions: TypeAlias = dict[str, Any]
+else:
+    ListOptions = options(ListPlace)
+    StoreOptions = options(StorePlace)
+    PruneOptions = options(PrunePlace)
+
+DAY = 86_400
+
+
+def runs(settings: OmitArgPrefixes[ListOptions]) -> None:
+    """Lists the runs of a store: their state, how far they came, what they are worth.
+
+    A folder that is no run, or a damaged one, is said in a line of its own, and the exit code is then 2. Besides:
+    marginlens runs show, compare, prune and add, each with --help. For example:
+
+        marginlens runs --runs ~/runs --where data=cifar10 'effect=emphasis*' 'epochs>=100' state=complete
+
+        marginlens runs --sort probe --reverse
+
+        marginlens runs --where 'loss<2' --json
+    """
+    good: list[Entry] = []
+    bad: list[Entry] = []
+
+    def act(place: ListPlace) -> dict[str, Any]:
+        chosen = conditions(place.where)
+        entries = store.scan(place.runs)
+        bad.extend(entry for entry in entries if entry.run is None)
+        good.extend(ordered([e for e in entries if e.run and chosen(e)], place.sort, place.reverse))
+        rows = [row(entry) for entry in good] if settings.get("json") else []
+        unreadable = [{"path": str(entry.path), "why": entry.why} for entry in bad]
+        return {"store": place.runs, "runs": rows, "unreadable": unreadable}
+
+    def say(found: dict[str, Any]) -> str:
+        return texts.listed(good, f"{len(good)} run{'s' * (len(good) != 1)} in {found['store']}")
+
+    perform((ListPlace,), dict(settings), act, say)
+    _end(entry.why for entry in bad)
+
+
+def show(run: Positional[str], settings: OmitArgPrefixes[StoreOptions]) -> None:
+    """Says all about one run: settings, results, evaluations, where it ran, and the command that makes it.
+
+    For example:
+
+        marginlens runs show mocov3-shapes-tiny-plain-seed0-1a2b3c4d5e
+
+        marginlens runs show 1a2b --runs ~/runs --json
+
+    Args:
+        run: The run's folder, its name in the store, its id, or the beginning of either.
+    """
+
+    def act(place: StorePlace) -> dict[str, Any]:
+        return texts.described(find([run], place.runs)[0])
+
+    perform((StorePlace,), dict(settings), act, texts.full)
+
+
+def compare(run: Positional[tuple[str, ...]], settings: OmitArgPrefixes[StoreOptions]) -> None:
+    """Lays runs side by side: the settings in which they differ, and what came of them.
+
+    For example:
+
+        marginlens runs compare 1a2b3c4d5e 0f0ef7a567 --runs ~/runs
+
+    Args:
+        run: Two runs or more: folders, names in the store, ids, or the beginnings of them.
+    """
+
+    def act(place: StorePlace) -> dict[str, Any]:
+        if len(run) < 2:
+            raise ValueError(f"{len(run)} run is given; two or more can be compared: marginlens runs compare A B")
+        return texts.comparison(find(run, place.runs))
+
+    perform((StorePlace,), dict(settings), act, texts.compared)
+
+
+def prune(run: Positional[tuple[str, ...]] = (), *, settings: OmitArgPrefixes[PruneOptions]) -> None:
+    """Says which failed or interrupted runs, or weights of complete ones, it would remove; with --yes, removes them.
+
+    A run that is running, a folder that is no run and a damaged one are never touched. For example:
+
+        marginlens runs prune
+
+        marginlens runs prune --failed --older-than 7 --yes
+
+        marginlens runs prune --weights --where data=shapes
+
+        marginlens runs prune 1a2b3c4d5e --yes
+
+    Args:
+        run: Runs to remove whole, complete or not: folders, names, ids. With --weights, only the weights of these.
+    """
+    bad: list[str] = []
+
+    def act(place: PrunePlace) -> dict[str, Any]:
+        kinds = [name for name in ("failed", "interrupted", "weights") if getattr(place, name)]
+        if place.yes and not kinds and not run:
+            raise ValueError(
+                "--yes does not say what to remove; name runs, or add --failed, --interrupted or --weights"
+            )
+        entries = find(run, place.runs) if run else store.scan(place.runs)
+        bad.extend(entry.why for entry in entries if entry.run is None)
+        plan = _plan(entries, place, kinds, bool(run))
+        done = _remove(plan, bad) if place.yes else [{k: v for k, v in step.items() if k != "entry"} for step in plan]
+        return {"removed": place.yes, "bytes": sum(step["bytes"] for step in done), "steps": done}
+
+    perform((PrunePlace,), dict(settings), act, _pruned)
+    _end(bad)
+
+
+def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOptions]) -> None:
+    """Copies the records of runs made elsewhere into a store; weights stay where they are.
+
+    Each is there whole afterwards, or not at all. A run that is there already is completed by what it lacks; one that
+    came out otherwise there is refused. For example:
+
+        marginlens runs add /mnt/cluster/runs/* --runs ~/runs
+
+    Args:
+        folder: Folders of runs.
+    """
+    bad: list[str] = []
+
+    def act(place: StorePlace) -> dict[str, Any]:
+        if not folder:
+            raise ValueError("no folder is given; marginlens runs add FOLDER, a run's folder made elsewhere")
+        added = []
+        for path in folder:
+            try:
+                source = path.expanduser().resolve()
+                added.append(str(store.add(source, Path(place.runs), source.name)))
+            except ValueError as error:
+                bad.append(str(error))
+        return {"added": added}
+
+    perform((StorePlace,), dict(settings), act, lambda found: "\n".join(found["added"]) or "nothing was added")
+    _end(bad)
+
+
+def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:
+    """What would be removed: each step with its entry, what of it, and its bytes."""
+    chosen = conditions(place.where)
+    before = time.time() - place.older_than * DAY
+    plan = []
+    for entry in entries:
+        if entry.run is None or not chosen(entry) or (place.older_than and entry.changed > before):
+            continue
+        if entry.path.is_symlink() and not named:
+            continue  # what it leads to belongs to another store
+        if named and not kinds:
+            if entry.state == "running":
+                raise ValueError(f"{entry.path} is running, and is left alone; stop it first")
+            what = "run"
+        elif entry.state in ("failed", "interrupted"):
+            what = "run" if entry.state in kinds or not kinds else ""
+        else:
+            what = (
+                "weights" if entry.state == "complete" and entry.weights and ("weights" in kinds or not kinds) else ""
+            )
+        if what:
+            size = entry.size_bytes if what == "run" else entry.weights_bytes
+            known = {"path": str(entry.path), "what": what, "state": entry.state, "why": entry.why, "bytes": size}
+            plan.append(known | {"entry": entry})
+    return plan
+
+
+def _remove(plan: list[dict[str, Any]], bad: list[str]) -> list[dict[str, Any]]:
+    """Removes what was planned; what has become another thing since is left alone, and said."""
+    done = []
+    for step in plan:
+        entry = step.pop("entry")
+        try:
+            freed = store.remove(entry) if step["what"] == "run" else store.drop_weights(entry.run)
+            done.append(step | {"bytes": freed})
+        except ValueError as error:
+            bad.append(str(error))
+    return done
+
+
+def _pruned(found: dict[str, Any]) -> str:
+    if not found["steps"]:
+        return "nothing to remove"
+    verb = "removed" if found["removed"] else "would remove"
+    lines = []
+    for step in found["steps"]:
+        what = "weights of" if step["what"] == "weights" else step["state"]
+        why = f" ({step['why']})" if step["why"] else ""
+        lines.append(f"{verb} {what} {step['path']}, {texts.amount(step['bytes'])}{why}")
+    then = "" if found["removed"] else "; --yes with --failed, --interrupted, --weights or runs' names removes them"
+    return "\n".join([*lines, f"{texts.amount(found['bytes'])} in all{then}"])
+
+
+def _end(lines: Iterable[str]) -> None:
+    """What was bad, a line each, after all that was good; then the exit code of bad input."""
+    said = list(lines)
+    for line in said:
+        print(f"marginlens: {line}", file=sys.stderr)
+    if said:
+        sys.exit(2)

@@ -1,0 +1,221 @@
+"""One folder of a store, looked at: what state its run is in, and what it has to show. Looking changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from marginlens.train import checkpoint
+from marginlens.train.record import Run, lines, open_run, read_json
+
+State = Literal["complete", "running", "interrupted", "failed", "unreadable"]
+STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "unreadable")
+
+RECORDS = ("config.json", "environment.jsonl", "metrics.jsonl", "speed.jsonl", "result.json", "failure.json")
+"""What a run's folder holds besides its evaluations and its weights."""
+
+_NEEDED = {"result.json": {"epochs", "steps", "loss"}, "failure.json": {"line"}}
+_NEEDED_EVALUATION = {"kind", "data", "settings", "top1", "data_fingerprint"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder of a store. What could be read was read once, when it was looked at."""
+
+    path: Path
+    state: State
+    """running: its lock is held; interrupted: none of the others; unreadable: corrupt, foreign, half-written."""
+    run: Run | None = None
+    """None when unreadable."""
+    why: str = ""
+    """One line for failed and unreadable."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What pre-training gave; empty before its end."""
+        return _object(self.path / "result.json") if self.run and self.run.complete else {}
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every probe, kNN and transfer that was measured."""
+        folder = self.path / "evaluations"
+        return [_object(path) for path in sorted(folder.glob("[!.]*.json"))] if self.run else []
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """Where and when it was begun and gone on with: the lines of environment.jsonl."""
+        return _lines(self.path / "environment.jsonl") if self.run else []
+
+    @cached_property
+    def last(self) -> dict[str, Any]:
+        """The metrics of the last epoch; empty before the first one's end."""
+        return self._metrics[1]
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs whose metrics are written."""
+        return self._metrics[0]
+
+    @cached_property
+    def _metrics(self) -> tuple[int, dict[str, Any]]:
+        found = _lines(self.path / "metrics.jsonl") if self.run else []
+        return len(found), found[-1] if found else {}
+
+    @property
+    def device(self) -> str:
+        """What it ran on last."""
+        return str(self.starts[-1].get("device", "")) if self.starts else ""
+
+    @property
+    def started(self) -> str:
+        """When it was begun, in UTC."""
+        return str(self.starts[0].get("time", "")) if self.starts else ""
+
+    @cached_property
+    def weights(self) -> bool:
+        """Whether a checkpoint is there that looks whole: its length is what it says, its content is not hashed."""
+        return self.run is not None and any(_looks_whole(p) for p in checkpoint.names(self.path / "checkpoints"))
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of all its files; links are not followed."""
+        return _size(self.path)
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Of its checkpoints."""
+        return _size(self.path / "checkpoints")
+
+    @cached_property
+    def changed(self) -> float:
+        """When a record of it was last written, in seconds since 1970."""
+        found = [self.path / name for name in RECORDS] + list((self.path / "evaluations").glob("[!.]*.json"))
+        return max((path.stat().st_mtime for path in found if path.is_file()), default=0.0)
+
+
+def examine(path: Path, *, ours: bool = False) -> Entry:
+    """The entry of a folder; `ours`: its lock is held by the caller, which does not make it a running one."""
+    try:
+        run = _open(path)
+        why = ""
+        state: State = "interrupted"
+        if not ours and held(path):
+            state = "running"
+        elif run.complete:
+            state = "complete"
+        elif (path / "failure.json").is_file():
+            state, why = "failed", _first_line(_object(path / "failure.json")["line"])
+        found = Entry(path, state, run, why)
+        _check(found)
+        return found
+    except OSError as error:
+        return Entry(path, "unreadable", why=f"{path} cannot be read ({error.strerror or error})")
+    except ValueError as error:
+        return Entry(path, "unreadable", why=_first_line(error))
+
+
+def held(path: Path) -> bool:
+    """Whether some process holds the run's lock, on this machine or, where the file system passes locks on, another."""
+    try:
+        file = os.open(path / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(file)
+    return False
+
+
+def files(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
+    """Relative name and size of every plain file in a folder; links are neither followed nor listed."""
+    with os.scandir(folder / below) as found:
+        for item in sorted(found, key=lambda item: item.name):
+            name = f"{below}{item.name}"
+            if item.is_dir(follow_symlinks=False):
+                yield from files(folder, f"{name}/")
+            elif item.is_file(follow_symlinks=False):
+                yield name, item.stat(follow_symlinks=False).st_size
+
+
+def _open(path: Path) -> Run:
+    if not path.exists():
+        raise ValueError(f"{path} is a link that leads nowhere; remove it, or mend what it leads to")
+    if not (path / "config.json").is_file():
+        inside = sorted(os.listdir(path))
+        if any(name.startswith(".config.json") for name in inside) or inside == ["lock"]:
+            raise ValueError(f"{path} is half-written: it has no config.json yet; remove it if nothing is writing it")
+        raise ValueError(f"{path} is not a run's folder: it has no config.json; move it out of the store")
+    return open_run(path)
+
+
+def _check(entry: Entry) -> None:
+    """Reads every record once, so that whoever uses the entry meets no surprise."""
+    assert entry.run is not None
+    if entry.state == "complete" and entry.epochs_done != entry.run.settings.epochs:
+        of = f"{entry.epochs_done} of {entry.run.settings.epochs} epochs"
+        raise ValueError(f"{entry.path / 'metrics.jsonl'} lost lines: the run is complete, and it has {of}")
+    for record in entry.evaluations:
+        if missing := _NEEDED_EVALUATION - record.keys():
+            raise ValueError(f"an evaluation in {entry.path} lacks {', '.join(sorted(missing))}")
+    _ = entry.result, entry.starts, entry.last
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if missing := _NEEDED.get(path.name, set()) - found.keys():
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is not what a run wrote")
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = lines(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from None
+    if not all(isinstance(line, dict) for line in found):
+        raise ValueError(f"{path} does not hold an object in each line")
+    return found
+
+
+def _size(folder: Path) -> int:
+    """Of what is there at this moment: a run at work writes and removes files meanwhile."""
+    total = 0
+    for below, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(below, name)).st_size
+    return total
+
+
+def _looks_whole(path: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size
+            if not 0 < length <= size - 8:
+                return False
+            header = json.loads(file.read(length))
+        end = max((spec["data_offsets"][1] for name, spec in header.items() if name != "__metadata__"), default=0)
+        return bool(size == 8 + length + end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _first_line(said: object) -> str:
+    return " ".join(str(said).split())[:500]

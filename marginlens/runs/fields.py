@@ -1,0 +1,144 @@
+"""What can be asked of a run: fields by name, conditions on them, an order by one of them.
+
+effect=emphasis*    epochs>=100    state=complete    seed!=0    started>=2026-01-01
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import marginlens as ml
+from marginlens.runs.entry import STATES, Entry
+from marginlens.train.config import Pretrain, hint, known
+
+Value = str | int | float | bool | None
+Test = Callable[[Entry], bool]
+
+_OF_STORE: dict[str, Callable[[Entry], Value]] = {
+    "name": lambda entry: entry.name,
+    "id": lambda entry: entry.run.id if entry.run else None,
+    "state": lambda entry: entry.state,
+    "epochs_done": lambda entry: entry.epochs_done,
+    "loss": lambda entry: entry.last.get("loss"),
+    "knn": lambda entry: _measured(entry, "knn") or entry.last.get("knn"),
+    "probe": lambda entry: _measured(entry, "probe"),
+    "device": lambda entry: entry.device,
+    "started": lambda entry: entry.started,
+    "bytes": lambda entry: entry.size_bytes,
+    "has_weights": lambda entry: entry.weights,
+}
+FIELDS = (*_OF_STORE, *Pretrain.model_fields)
+"""The store's own, and every setting of a pre-training."""
+
+_NUMBERS = {"epochs_done", "loss", "knn", "probe", "bytes"}
+_NUMBERS |= {name for name, field in Pretrain.model_fields.items() if field.annotation in (int, float)}
+_FLAGS = {"has_weights"} | {name for name, field in Pretrain.model_fields.items() if field.annotation is bool}
+_WORDS = {"yes": True, "true": True, "no": False, "false": False}
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|!=|==|=|>|<)(.*)", flags=re.S)
+
+
+def value(entry: Entry, field: str) -> Value:
+    """What a run has in a field; None where it has nothing, as an unfinished run has no probe."""
+    if field in _OF_STORE:
+        return _OF_STORE[field](entry)
+    found = getattr(entry.run.settings, field) if entry.run else None
+    return " ".join(f"{x:g}" for x in found) if isinstance(found, tuple) else found
+
+
+def row(entry: Entry) -> dict[str, Value]:
+    """Every field of a run."""
+    return {field: value(entry, field) for field in FIELDS}
+
+
+def conditions(texts: Iterable[str]) -> Test:
+    """Whether a run meets all of them."""
+    tests = [_condition(text) for text in texts]
+    return lambda entry: all(test(entry) for test in tests)
+
+
+def ordered(entries: Iterable[Entry], field: str, reverse: bool = False) -> list[Entry]:
+    """By a field, then by name; those that have nothing in it come last either way."""
+    name = _field(field)
+    chosen = sorted(entries, key=lambda entry: entry.name)
+    have = [entry for entry in chosen if value(entry, name) is not None]
+    have.sort(key=lambda entry: _comparable(value(entry, name)), reverse=reverse)
+    return have + [entry for entry in chosen if value(entry, name) is None]
+
+
+def _condition(text: str) -> Test:
+    found = _CONDITION.fullmatch(text)
+    if found is None or not found[3].strip():
+        raise ValueError(f"--where {text!r} is not a condition; write field=value, such as 'epochs>=100' in quotes")
+    field, sign, wanted = _field(found[1]), found[2], found[3].strip()
+    if sign in _ORDERS:
+        return _order(field, sign, wanted)
+    same = _equal(field, wanted)
+    return (lambda entry: not same(entry)) if sign == "!=" else same
+
+
+def _order(field: str, sign: str, wanted: str) -> Test:
+    if field in _FLAGS:
+        raise ValueError(f"--where: {field} is yes or no, and has no order; write {field}=yes")
+    limit: Any = _number(field, wanted) if field in _NUMBERS else wanted
+
+    def test(entry: Entry) -> bool:
+        has = value(entry, field)
+        return has is not None and _ORDERS[sign](has, limit)
+
+    return test
+
+
+def _equal(field: str, wanted: str) -> Test:
+    if field in _FLAGS:
+        word = known(f"value of {field}", wanted.lower(), _WORDS)
+        return lambda entry: value(entry, field) == _WORDS[word]
+    if field in _NUMBERS:
+        number = _number(field, wanted)
+        return lambda entry: value(entry, field) == number
+    if field == "state" and not set(wanted) & set("*?["):
+        known("state", wanted, dict.fromkeys(STATES))
+    pattern = _effect(wanted) if field == "effect" else wanted
+    return lambda entry: fnmatchcase(str(value(entry, field)), pattern)
+
+
+def _effect(wanted: str) -> str:
+    """An effect's one spelling; as it is, where it is a pattern."""
+    try:
+        return str(ml.effect(wanted))
+    except ValueError:
+        return wanted
+
+
+def _number(field: str, wanted: str) -> float:
+    try:
+        return float(wanted)
+    except ValueError:
+        raise ValueError(f"--where: {field} is a number, and {wanted!r} is none; write {field}>=10, say") from None
+
+
+def _field(name: str) -> str:
+    plain = name.replace("-", "_")
+    if plain not in FIELDS:
+        raise ValueError(f"a run has no field {name!r}; {hint(plain, FIELDS)}")
+    return plain
+
+
+def _comparable(has: Value) -> Any:
+    return has.lower() if isinstance(has, str) else has
+
+
+def _measured(entry: Entry, kind: str) -> float | None:
+    """Top-1 on the test set of the data it learned from, by the latest evaluation of that kind."""
+    found = [one for one in entry.evaluations if one["kind"] == kind and not one["settings"].get("holdout")]
+    last = max(found, key=lambda one: str(one.get("environment", {}).get("time", "")), default=None)
+    return None if last is None else float(last["top1"])

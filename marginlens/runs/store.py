@@ -1,0 +1,248 @@
+"""A store: a folder of run folders. Found, looked up, brought in from elsewhere, relieved of weights, removed.
+
+`train/record.py` describes a run's folder. Whatever changes a store changes it by renaming something whole: a process
+that is killed leaves a run as it was or as it should be, and at most a hidden folder, which the next one sweeps up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from marginlens.data.atomic import DataError, partial, save
+from marginlens.runs.entry import STATES, Entry, State, examine, files
+from marginlens.train import record
+from marginlens.train.config import Pretrain, Settings
+from marginlens.train.identity import NEUTRAL_EVALUATION, identify
+from marginlens.train.record import Run
+
+__all__ = [
+    "STATES", "Entry", "State", "add", "drop_weights", "evaluation", "examine", "lookup", "records", "remove", "scan",
+]  # fmt: skip
+
+_NOT_RECORDS = ("checkpoints", "tensorboard", "lock")
+_LAST = ("failure.json", "result.json")
+"""Written last, in this order: what says how a run ended must not be there before what it ended with."""
+
+
+def scan(runs: str | Path) -> list[Entry]:
+    """Every folder of a store, by name; a bad one is an entry, never an exception. Hidden ones are not looked at."""
+    folder = Path(runs).expanduser()
+    try:
+        inside = sorted(item.path for item in os.scandir(folder) if _is_folder(item))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} does not exist; give --runs the folder that holds the runs") from None
+    except NotADirectoryError:
+        raise ValueError(f"{folder} is a file; give --runs the folder that holds the runs") from None
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read ({error.strerror}); give --runs another folder") from None
+    found = [examine(Path(path)) for path in inside]
+    return _without_copies([entry for entry in found if os.path.lexists(entry.path)])  # one may be gone since
+
+
+def lookup(entries: Iterable[Entry], settings: Pretrain, fingerprint: str = "") -> Entry | None:
+    """The run of these settings; where a fingerprint is given, one that learned from exactly those data."""
+    known: dict[str, str] = {}
+    for entry in entries:
+        if entry.run is None or entry.run.settings.data != settings.data:
+            continue
+        data = entry.run.data
+        if fingerprint in ("", data):
+            if data not in known:
+                known[data] = identify(settings, data)
+            if known[data] == entry.run.id:
+                return entry
+    return None
+
+
+def evaluation(run: Run, kind: str, data: str, settings: Settings) -> dict[str, Any] | None:
+    """The record of an evaluation if it was measured; the latest, where data of that name changed in between."""
+    wanted = settings.model_dump(mode="json")
+    found = [
+        one
+        for one in run.evaluations
+        if (one.get("kind"), one.get("data")) == (kind, data)
+        and NEUTRAL_EVALUATION | one["settings"] == NEUTRAL_EVALUATION | wanted
+        and (kind == "transfer" or one.get("data_fingerprint") == run.data)
+    ]
+    return max(found, key=lambda one: str(one.get("environment", {}).get("time", "")), default=None)
+
+
+def records(run: Path) -> dict[str, bytes]:
+    """Every file of a run but weights, lock, tensorboard's and temporary ones, by its name relative to the folder."""
+    try:
+        return {name: (run / name).read_bytes() for name, _ in files(run) if _is_record(name)}
+    except OSError as error:
+        raise ValueError(f"{run} cannot be read ({error.strerror})") from None
+
+
+def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
+    """Puts a run's records in a store, whole or not at all, and returns its folder there.
+
+    What is there already must be the same, or a part of what is added (then it is completed), or go beyond it (then
+    it stays); evaluations of the two are joined. Anything else is another outcome of the same run, and is refused.
+    """
+    held = dict(content) if isinstance(content, Mapping) else records(content)
+    source = str(content) if isinstance(content, Path) else name
+    if odd := next((n for n in held if not _is_record(n)), None):
+        raise ValueError(f"{source} holds {odd!r}, which is not a record of a run")
+    if name.startswith(".") or PurePosixPath(name).name != name:
+        raise ValueError(f"{name!r} cannot name a run's folder; give the run's own name")
+    folder = runs.expanduser()
+    _writable(folder)
+    final = folder / name
+    try:
+        with partial(folder, name) as aside:
+            _write(aside, held)
+            given = examine(aside)
+            if given.run is None:
+                raise ValueError(f"{source} is not added: {given.why.replace(str(aside), source)}")
+            _check_name(given.run, name, folder)
+            if _named(aside, final):
+                return final
+        _merge(final, given.run.id, held)
+        return final
+    except (OSError, DataError) as error:
+        raise ValueError(f"{source} is not added: cannot write to {folder} ({_plain(error)})") from None
+
+
+def drop_weights(run: Run) -> int:
+    """Removes a complete run's checkpoints, and returns the bytes that this freed. Its records stay."""
+    if not run.complete:
+        raise ValueError(
+            f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
+        )
+    folder = run.path / "checkpoints"
+    if not folder.exists():
+        return 0
+    with record.locked(run):
+        freed = sum(size for _, size in files(folder))
+        aside = run.path / f".checkpoints.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        os.rename(folder, aside)
+        for left in run.path.glob(".checkpoints.*"):
+            shutil.rmtree(left, ignore_errors=True)
+    return freed
+
+
+def remove(entry: Entry) -> int:
+    """Removes a run, weights and all, unless it is running, unreadable, or another than was looked at by now."""
+    if entry.run is None or entry.state == "running":
+        raise ValueError(f"{entry.path} is {entry.state}, and is left alone; {entry.why or 'stop it first'}")
+    if entry.path.is_symlink():
+        raise ValueError(f"{entry.path} is a link, and is left alone; remove the link, or prune where it leads")
+    with record.locked(entry.run):
+        now = examine(entry.path, ours=True)
+        if now.run is None or (now.run.id, now.state) != (entry.run.id, entry.state):
+            raise ValueError(f"{entry.path} is {now.state} by now, and is left alone; look again")
+        freed = now.size_bytes
+        aside = entry.path.with_name(f".{entry.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.removed")
+        os.rename(entry.path, aside)
+        for left in entry.path.parent.glob(".*.removed"):
+            shutil.rmtree(left, ignore_errors=True)
+    return freed
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    """Whether it may be a run: not hidden, and a folder or a link, which may lead to one or nowhere."""
+    if item.name.startswith("."):
+        return False
+    return item.is_dir() or (item.is_symlink() and not item.is_file())
+
+
+def _without_copies(entries: list[Entry]) -> list[Entry]:
+    """The same run twice would count as two: the folder that has its proper name is the run, another is a copy."""
+    proper: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda e: (e.run is not None and not e.name.endswith(f"-{e.run.id}"), e.name)):
+        if entry.run is not None:
+            proper.setdefault(entry.run.id, entry)
+    kept = []
+    for entry in entries:
+        if entry.run is not None and (first := proper[entry.run.id]) is not entry:
+            why = f"{entry.path} is the same run as {first.name}, and would count twice; remove one of them"
+            entry = replace(entry, state="unreadable", run=None, why=why)
+        kept.append(entry)
+    return kept
+
+
+def _is_record(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    plain = bool(parts) and "/".join(parts) == name and not any(part.startswith(".") for part in parts)
+    return plain and parts[0] not in ("/", *_NOT_RECORDS)
+
+
+def _check_name(run: Run, name: str, store: Path) -> None:
+    if not name.endswith(f"-{run.id}"):
+        raise ValueError(f"{name} is not added: its name must end in its run's id, {run.id}; rename it")
+    others = [p.name for p in store.glob(f"[!.]*-{run.id}") if p.name != name]
+    if others:
+        raise ValueError(f"{name} is not added: {store / others[0]} is the same run")
+
+
+def _writable(store: Path) -> None:
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {store} ({error.strerror}); give --runs another folder") from None
+    if not os.access(store, os.W_OK):
+        raise ValueError(f"cannot write to {store} (no permission); give --runs another folder")
+
+
+def _write(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Writes files aside and renames each; those that say how a run ended come last."""
+    for name in sorted(content, key=lambda n: (_LAST.index(n) if n in _LAST else -1, n)):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save(aside, content[name])
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _named(aside: Path, final: Path) -> bool:
+    """Gives a folder its name, unless something has it already."""
+    if os.path.lexists(final):
+        return False
+    try:
+        os.rename(aside, final)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another writer was faster
+            return False
+        raise
+    return True
+
+
+def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
+    """Completes the run that is there by what was given, or leaves it as it is."""
+    there = examine(final)
+    if there.run is None or there.run.id != id_:
+        raise ValueError(f"{final.name} is not added: {there.why or f'{final} is another run'}")
+    with record.locked(there.run):
+        own = records(final)
+        further = _progress(content) > _progress(own)
+        for name in content.keys() & own.keys() - {"config.json", "failure.json"}:
+            less, more = (own[name], content[name]) if further else (content[name], own[name])
+            if less != more and not (name.endswith(".jsonl") and more.startswith(less)):
+                raise ValueError(f"{final} holds another outcome of the same run: {name} differs; keep one of them")
+        if further and "failure.json" not in content:
+            (final / "failure.json").unlink(missing_ok=True)
+        new = [n for n in content if n not in own and (further or n != "failure.json")]
+        new += [n for n in content.keys() & own.keys() - {"config.json"} if further and content[n] != own[n]]
+        _write(final, {name: content[name] for name in new})
+
+
+def _progress(content: Mapping[str, bytes]) -> tuple[bool, int, int, bool]:
+    """How far a run had come: of two states of one run, the later one is the greater."""
+    metrics, starts = (len(content.get(f"{name}.jsonl", b"")) for name in ("metrics", "environment"))
+    return "result.json" in content, metrics, starts, "failure.json" in content
+
+
+def _plain(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error).split(";")[0]

@@ -1,0 +1,147 @@
+"""What `marginlens runs` prints: a table of runs, one run in full, several side by side."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from marginlens.runs.entry import Entry
+from marginlens.runs.fields import value
+from marginlens.runs.store import records
+from marginlens.train.config import PROBE_RECIPES, Knn, Probe
+from marginlens.train.identity import NEUTRAL_EVALUATION
+
+
+def listed(entries: Sequence[Entry], title: str) -> str:
+    """A line for each run, in plain columns: a frame around thousands of them takes longer than reading them."""
+    rows = [("run", "state", "epochs", "loss", "kNN", "probe", "weights", "started")]
+    for entry in entries:
+        assert entry.run is not None
+        epochs = f"{entry.epochs_done}/{entry.run.settings.epochs}"
+        loss, knn, probe = (shown(value(entry, field), field) for field in ("loss", "knn", "probe"))
+        kept = "yes" if entry.weights else ""
+        rows.append((entry.name, entry.state, epochs, loss, knn, probe, kept, entry.started[:16]))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([title, *lines])
+
+
+def compared(found: dict[str, Any]) -> str:
+    """Settings that differ, then results; a column for each run."""
+    names = found["runs"]
+    table = Table("", *(f"{i + 1}" for i in range(len(names))))
+    for part in ("settings", "results"):
+        for field, values in found[part].items():
+            table.add_row(field, *(shown(v, field) for v in values))
+        table.add_section()
+    heads = "\n".join(f"{i + 1}: {name}" for i, name in enumerate(names))
+    same = "" if found["settings"] else "the settings are the same\n"
+    return f"{heads}\n{same}{_text(table)}"
+
+
+def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
+    """What differs in the settings, and what came of it."""
+    dumps = [entry.run.settings.model_dump(mode="json") for entry in entries if entry.run]
+    differing = {name: [dump[name] for dump in dumps] for name in dumps[0] if len({str(d[name]) for d in dumps}) > 1}
+    results: dict[str, list[Any]] = {
+        "state": [entry.state for entry in entries],
+        "epochs_done": [entry.epochs_done for entry in entries],
+        "loss": [entry.last.get("loss") for entry in entries],
+        "spread": [entry.last.get("spread") for entry in entries],
+        "seconds": [entry.result.get("seconds") for entry in entries],
+        "device": [entry.device for entry in entries],
+    }
+    tops = [{_label(one): one["top1"] for one in entry.evaluations} for entry in entries]
+    tops = [{"knn at the end": entry.last.get("knn")} | top for entry, top in zip(entries, tops, strict=True)]
+    results |= {label: [top.get(label) for top in tops] for label in dict.fromkeys(n for top in tops for n in top)}
+    return {"runs": [entry.name for entry in entries], "settings": differing, "results": results}
+
+
+def described(entry: Entry) -> dict[str, Any]:
+    """All that a run says of itself."""
+    assert entry.run is not None
+    return {
+        "run": str(entry.path),
+        "id": entry.run.id,
+        "state": entry.state,
+        **({"why": entry.why} if entry.why else {}),
+        "settings": entry.run.settings.model_dump(mode="json"),
+        "data_fingerprint": entry.run.data,
+        "epochs_done": entry.epochs_done,
+        "last_epoch": entry.last,
+        "result": entry.result,
+        "evaluations": entry.evaluations,
+        "starts": entry.starts,
+        "has_weights": entry.weights,
+        "bytes": entry.size_bytes,
+        "files": sorted(records(entry.path)),
+        "command": f"marginlens pretrain --config {entry.path / 'config.json'} --runs {entry.path.parent} --resume",
+    }
+
+
+def full(found: dict[str, Any]) -> str:
+    """One run, for reading."""
+    head = Table(show_header=False, title=found["run"], title_justify="left")
+    head.add_row("state", found["state"] + (f": {found['why']}" if "why" in found else ""))
+    head.add_row("epochs", f"{found['epochs_done']} of {found['settings']['epochs']}")
+    for name, number in found["last_epoch"].items():
+        if name not in ("epoch", "step"):
+            head.add_row(name, shown(number, name))
+    for one in found["evaluations"]:
+        head.add_row(_label(one), f"{one['top1']:.2f} %")
+    for start in found["starts"]:
+        head.add_row("start", f"{start.get('time', '')} on {start.get('device', '')}, step {start.get('step', 0)}")
+    head.add_row("weights", "yes" if found["has_weights"] else "no")
+    head.add_row("size", amount(found["bytes"]))
+    head.add_section()
+    for name, setting in found["settings"].items():
+        head.add_row(name, shown(setting, name))
+    return f"{_text(head)}\nthe same run: {found['command']}"
+
+
+def amount(count: int) -> str:
+    """Bytes, for reading: 3.7 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def shown(found: Any, field: str) -> str:
+    """A value as a table has it."""
+    if found is None:
+        return ""
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if isinstance(found, list | tuple):
+        return " ".join(f"{x:g}" for x in found)
+    if isinstance(found, float):
+        percent = field in ("knn", "probe") or field.split()[0] in ("knn", "probe", "transfer")
+        return f"{found:.2f} %" if percent else f"{found:.5g}"
+    return str(found)
+
+
+def _label(one: dict[str, Any]) -> str:
+    """What tells one evaluation from another: its kind, its data, and whatever is not as usual for those data."""
+    settings, data = one["settings"], one["data"]
+    words = [one["kind"], "to" if one["kind"] == "transfer" else "on", data]
+    usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(data, {}))
+    base = NEUTRAL_EVALUATION | usual.model_dump(mode="json")
+    odd = [name for name in settings if settings[name] != base.get(name)]
+    return " ".join([*words, *(f"{name}={shown(settings[name], name)}" for name in odd)])
+
+
+def _text(table: Table) -> str:
+    """As wide as it must be where the output is no terminal, so that no name is cut there."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(file=io.StringIO(), width=max(80, console.measure(table).maximum + 200), highlight=False)
+    with console.capture() as said:
+        console.print(table)
+    return said.get().rstrip("\n")

@@ -1,0 +1,146 @@
+"""A worker process as its parent sees it: started, listened to, asked to end, and killed if it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from select import select
+from typing import Any, Literal
+
+import marginlens
+from marginlens.sweep.job import Job, Where
+from marginlens.sweep.worker import GRACE
+
+WORKER = (sys.executable, "-m", "marginlens.sweep.worker")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    number: int
+    state: Literal["done", "failed", "stopped"]
+    line: str
+    """Why, where it is not done."""
+    seconds: float
+    run: str = ""
+    """Its folder, where it is done."""
+    crashed: bool = False
+    """Whether it could say nothing itself."""
+
+
+class Child:
+    """One worker process. `ask` and `kill` may come at any time; `outcome` is there when it has ended."""
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        where: Where,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.number, self.begin, self.asked_at = number, time.monotonic(), 0.0
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # a session of its own: Ctrl-C in the terminal is for the parent, which passes it on once
+        self.process = subprocess.Popen(WORKER, start_new_session=True, env=os.environ | dict(environment), **pipes)
+        self._ends = [self._pipe("stdout"), self._pipe("stderr")]
+        self._held = dict.fromkeys(self._ends, b"")
+        for end in self._ends:
+            os.set_blocking(end, False)
+        request: dict[str, Any] = {"version": marginlens.__version__, "job": job.model_dump(mode="json")}
+        request["where"] = where.model_dump(mode="json")
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and its outcome says so
+            os.write(self._pipe("stdin"), json.dumps(request).encode() + b"\n")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is no longer there; what it said before may still be unheard."""
+        return self.process.poll() is not None
+
+    def lines(self) -> list[str]:
+        """What it has said on standard error since the last time, in whole lines."""
+        for end in self._ends:
+            self._held[end] += _available(end)
+        *whole, self._held[self._ends[1]] = self._held[self._ends[1]].split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def ask(self, grace: float = GRACE) -> None:
+        """Asks it to end, once; kills it when it has not after the grace."""
+        now = time.monotonic()
+        if not self.asked_at:
+            self.asked_at = now
+            assert self.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        elif now - self.asked_at > grace:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it and what it started, now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def outcome(self) -> Outcome:
+        """How it ended, once it has."""
+        code = self.process.wait()
+        said, last = self._held[self._ends[0]], self._held[self._ends[1]]
+        self.kill()  # what it started, and left
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        seconds = time.monotonic() - self.begin
+        try:
+            found = json.loads(said)
+        except ValueError:
+            return self._silent(code, last.decode(errors="replace"), seconds)
+        state: Literal["done", "failed", "stopped"] = "done" if found["code"] == 0 else "failed"
+        state = "stopped" if found["code"] > 128 and self.asked_at else state
+        return Outcome(self.number, state, found["line"], seconds, found["run"])
+
+    def _silent(self, code: int, last: str, seconds: float) -> Outcome:
+        """Of one that was killed, or never came to do its job."""
+        if self.asked_at:
+            return Outcome(self.number, "stopped", "did not end when it was asked to, and was killed", seconds)
+        if code >= 0:
+            why = f"its process ended with exit code {code} and said nothing: {last.strip()}"
+        else:
+            name = signal.Signals(-code).name
+            memory = ", perhaps by the system for want of memory" if code == -signal.SIGKILL else ""
+            why = f"its process was ended by {name}{memory}; the same command goes on from its last checkpoint"
+        return Outcome(self.number, "failed", why, seconds, crashed=True)
+
+    def _pipe(self, name: str) -> int:
+        pipe = getattr(self.process, name)
+        return int(pipe.fileno())
+
+    @property
+    def ears(self) -> list[int]:
+        """What to wait for."""
+        return self._ends
+
+
+def wait(children: Sequence[Child], seconds: float) -> None:
+    """Until one of them says something, at most so long."""
+    ready, _, _ = select([end for child in children for end in child.ears], [], [], seconds)
+    if ready:
+        time.sleep(min(seconds, 0.02))  # lines come in bunches, and one that has closed its pipes is always ready
+
+
+def _available(end: int) -> bytes:
+    held = b""
+    while True:
+        try:
+            more = os.read(end, 1 << 16)
+        except BlockingIOError:
+            return held
+        if not more:
+            return held
+        held += more

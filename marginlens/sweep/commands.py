@@ -1,0 +1,179 @@
+"""`marginlens sweep` and `marginlens reproduce`: docstrings are what --help prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+
+from marginlens.paper import TABLES, Cell, find
+from marginlens.sweep import cells, conduct
+from marginlens.sweep import grid as grids
+from marginlens.sweep.job import Job, evaluate, merge
+from marginlens.sweep.places import Executor, Selection, SweepPlace
+from marginlens.sweep.plan import away, check_prepared, evenly, make_plan, prepared
+from marginlens.train.config import Pretrain, build, hint
+from marginlens.train.options import COMMON, options, read_config, settle, show
+
+if TYPE_CHECKING:
+    SweepOptions: TypeAlias = dict[str, Any]
+    ReproduceOptions: TypeAlias = dict[str, Any]
+else:
+    SweepOptions = options(Pretrain, SweepPlace)
+    ReproduceOptions = options(Selection, Executor)
+
+
+def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tuple[str, ...]] = ()) -> None:
+    """Runs every combination of a grid of settings, each followed by its probe; what is complete is not run again.
+
+    All other settings are those of marginlens pretrain. Stopped and begun again, it goes on where it was. For example:
+
+        marginlens sweep --data shapes --grid "effect=plain|emphasis(s=5)" --grid "seed=0|1|2" --dry-run
+
+        marginlens sweep --data cifar10 --grid "tau=0.1|0.25" --grid "method=mocov3|simclr" --per-gpu 2
+
+        marginlens sweep --data cifar100 --grid "seed=0|1|2" --executor ray --address auto --gpus-per-run 0.5
+
+    Args:
+        grid: A setting and its values, such as "seed=0|1|2"; once for each setting.
+    """
+    given = dict(settings)
+    base, place = _sweep_settings(given)
+    if given.get("print_config"):
+        print(json.dumps(base | place.model_dump(mode="json"), indent=1))
+        return
+    jobs = _grid_jobs(base, place, grid)
+    _do(jobs, place, bool(given.get("json")), f"sweep over {', '.join(grids.parse(grid))}", [])
+
+
+def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[ReproduceOptions]) -> None:
+    """Runs what a table or figure of the paper needs: pre-training once, and its probes and transfers at once.
+
+    What is complete is not run again: stopped and begun again, it goes on where it was. With --epochs it is a shorter
+    look, with --dataset a rehearsal, and both are labelled so wherever they are shown. For example:
+
+        marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --seeds 3 --dry-run
+
+        marginlens reproduce tab2 tab3 --only "MoCo/*" --epochs 20 --limit-minutes 60 --records-only
+
+        marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --dataset shapes
+
+    Args:
+        tables: Tables and figures, such as tab2 or fig3; several share their runs.
+    """
+    given = dict(settings)
+    overrides = {name: value for name, value in given.items() if name not in COMMON}
+    chosen, place = settle((Selection, Executor), given.get("config", ""), overrides)
+    if given.get("print_config"):
+        print(show(chosen, place))
+        return
+    found, notes = _select(tables, chosen.only)
+    ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
+    jobs = [cells.job(cell, seed, *ask) for seed in range(chosen.seeds) for cell in found]
+    _do(merge(evenly(jobs)), place, bool(given.get("json")), _title(tables, chosen), notes)
+
+
+def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str]) -> None:
+    """Plans, prints the plan, and carries it out."""
+    away_from_home = place.executor == "ray" and not place.shared
+    fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
+    steps = make_plan(jobs, place.runs, fingerprints)
+    steps = away(steps) if away_from_home else steps
+    screen = Console(stderr=as_json, highlight=False)
+    if not place.dry_run:
+        if place.executor == "local":
+            check_prepared(steps, fingerprints)
+        _confirm(sum(step.due for step in steps), place)
+    work = conduct.prepare(steps, place, fingerprints)
+    for note in notes:
+        screen.print(note, markup=False, soft_wrap=True)
+    conduct.show(work, screen, title)
+    found = work.facts() | {"notes": list(notes)}
+    if not place.dry_run:
+        errors = Console(stderr=True, highlight=False)
+        ended = conduct.carry_out(work, lambda line: errors.print(line, markup=False, soft_wrap=True))
+        found |= ended
+    if as_json:
+        print(json.dumps(found, indent=1, allow_nan=False))
+    elif not place.dry_run:
+        print(conduct.said(found))
+    if not place.dry_run:
+        conduct.finish(found)
+
+
+def _confirm(count: int, place: Executor) -> None:
+    """Asks before very many runs."""
+    if count <= place.most or place.yes:
+        return
+    many = f"these are {count:,} runs, more than --most {place.most:,}"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ValueError(f"{many}; add --yes to run them all, or --dry-run to see them")
+    if input(f"{many}. Run them all? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError(f"{many}; nothing was run")
+
+
+def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], SweepPlace]:
+    """What is said of every run, unchecked because a grid may complete it, and where to run."""
+    held = read_config(Path(given["config"])) if given.get("config") else {}
+    known = {*Pretrain.model_fields, *SweepPlace.model_fields}
+    for name in held:
+        if name not in known:
+            raise ValueError(f"{given['config']}: there is no setting {name!r}; {hint(name, known)}")
+    held |= {name: value for name, value in given.items() if name not in COMMON}
+    place = build(SweepPlace, {name: value for name, value in held.items() if name in SweepPlace.model_fields})
+    return {name: value for name, value in held.items() if name in Pretrain.model_fields}, place
+
+
+def _grid_jobs(base: dict[str, Any], place: SweepPlace, given: Sequence[str]) -> list[Job]:
+    axes = grids.parse(given)
+    if not axes:
+        raise ValueError('--grid is missing: a setting and its values, such as --grid "seed=0|1|2"')
+    jobs = []
+    for settings in grids.expand(base, axes):
+        own = [evaluate("probe", settings.data, place.probe_epochs or None)] if place.probe else []
+        others = [evaluate("transfer", name, place.probe_epochs or None) for name in place.transfer_to]
+        jobs.append(Job(settings=settings, evaluations=(*own, *others)))
+    return merge(evenly(jobs))
+
+
+def _select(tables: Sequence[str], only: str) -> tuple[list[Cell], list[str]]:
+    """The cells to run, and a line on each that cannot be."""
+    if not tables:
+        raise ValueError(f"name a table or figure of the paper: {', '.join(TABLES)}")
+    found: list[Cell] = []
+    refused = []
+    for table in dict.fromkeys(tables):
+        try:
+            found += find(only, table)
+        except ValueError as error:
+            if table not in TABLES or len(tables) == 1:
+                raise
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    able = [cell for cell in found if cell.settings is not None]
+    unable: dict[str, list[Cell]] = {}
+    for cell in found:
+        if cell.settings is None:
+            unable.setdefault(cell.why_not, []).append(cell)
+    notes = [f"left out: {len(few)} cells, the first {few[0].address}: {why}" for why, few in unable.items()]
+    if not able:
+        raise ValueError(f"none of these cells can be run: {next(iter(unable))}")
+    return able, [*(str(error) for error in refused), *notes]
+
+
+def _title(tables: Sequence[str], chosen: Selection) -> str:
+    """What this is of the paper, and what it is not."""
+    names = ", ".join(TABLES[key].name for key in dict.fromkeys(tables))
+    labels = []
+    if chosen.dataset:
+        labels.append(f"a rehearsal on {chosen.dataset}, not the paper's data")
+    elif chosen.epochs or chosen.probe_epochs:
+        shorter = [(chosen.epochs, "epochs"), (chosen.probe_epochs, "epochs of probing")]
+        labels.append(f"a shorter look, {' and '.join(f'{n} {what}' for n, what in shorter if n)}")
+    return ": ".join([names, *labels])

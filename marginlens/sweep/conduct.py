@@ -1,0 +1,213 @@
+"""From a plan to runs: says what it will do, does it by an executor, and says what came of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from marginlens.runs.store import examine
+from marginlens.sweep import cluster, local
+from marginlens.sweep.child import Outcome
+from marginlens.sweep.estimate import Estimator, spoken
+from marginlens.sweep.places import Executor
+from marginlens.sweep.plan import Step, counts, look
+from marginlens.train import record
+from marginlens.train.identity import run_name
+from marginlens.train.stop import Asked, Stopped, signals
+
+SHOWN = 60
+"""Lines of a plan that are printed; --json has them all."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan with what it takes to carry it out."""
+
+    steps: list[Step]
+    place: Executor
+    fingerprints: Mapping[str, str]
+    estimator: Estimator
+    slots: int
+    begin: Callable[[Callable[[], bool], Callable[[str], None]], Iterator[Outcome]]
+    """Starts the executor."""
+
+    @property
+    def due(self) -> list[Step]:
+        return [step for step in self.steps if step.due]
+
+    def facts(self) -> dict[str, Any]:
+        """The plan for --json."""
+        guess = self.estimator.total(self.steps, self.slots)
+        plan = [step.facts() | {"estimate_seconds": _seconds(self.estimator, step)} for step in self.steps]
+        found: dict[str, Any] = {"plan": plan, "counts": counts(self.steps), "at_once": self.slots}
+        return found | {"estimate_seconds": guess.seconds if guess else None}
+
+
+def prepare(steps: list[Step], place: Executor, fingerprints: Mapping[str, str]) -> Work:
+    """Chooses the executor, and what its estimate rests on."""
+    entries = look(place.runs)
+    due = [step for step in steps if step.due]
+    if place.executor == "ray":
+        wide = cluster.describe(place) if due and not place.dry_run else cluster.Wide("", 1, 0.0)
+
+        def on_ray(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
+            return cluster.run_ray(due, place, wide.gpus, ending, say)
+
+        return Work(steps, place, fingerprints, Estimator(entries, wide.device), wide.slots, on_ray)
+    slots = local.make_slots(place.device, place.per_gpu, place.at_once)
+
+    def here(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
+        return local.run_local(due, place.where, slots, ending, say)
+
+    estimator = Estimator(entries, local.device_name(slots))
+    return Work(steps, place, fingerprints, estimator, min(len(slots), max(len(due), 1)), here)
+
+
+def show(work: Work, console: Console, title: str) -> None:
+    """Prints the plan: each run, what is done of it, what follows it, how long it should take."""
+    table = Table("", "run", "pre-training", "then", "estimate", title=title)
+    for step in work.steps[:SHOWN]:
+        guess = _seconds(work.estimator, step) if step.due else None
+        table.add_row(str(step.number), step.name, _state(step), _then(step), "" if guess is None else spoken(guess))
+    console.print(table, markup=False, highlight=False)
+    if len(work.steps) > SHOWN:
+        console.print(f"... and {len(work.steps) - SHOWN} more", highlight=False)
+    for step in work.steps:
+        if step.state == "blocked":
+            console.print(f"[{step.number}] is left out: {step.why}", markup=False, highlight=False, soft_wrap=True)
+    console.print(totals(work), markup=False, highlight=False, soft_wrap=True)
+
+
+def totals(work: Work) -> str:
+    """How many, and how long."""
+    said = ", ".join(f"{count} {state}" for state, count in counts(work.steps).items())
+    line = f"{len(work.steps)} run{'s' * (len(work.steps) != 1)}: {said}"
+    return f"{line}; {_time(work, work.steps)}" if work.due else f"{line}; nothing to do"
+
+
+def carry_out(work: Work, say: Callable[[str], None]) -> dict[str, Any]:
+    """Does what is due, and returns how it ended; `Stopped` comes later, from `finish`."""
+    place, begin = work.place, time.monotonic()
+    deadline = begin + 60 * place.limit_minutes if place.limit_minutes else float("inf")
+    steps, ended = {step.number: step for step in work.due}, {}
+    # Ray prints what its nodes say to standard output, which is for the result
+    with signals() as asked, redirect_stdout(sys.stderr):
+        executor = work.begin(lambda: bool(asked.signal) or time.monotonic() >= deadline, say)
+        for outcome in executor:
+            ended[outcome.number] = outcome
+            _note(work, steps[outcome.number], outcome, say)
+            left = [step for number, step in steps.items() if number not in ended]
+            if left and not asked.signal:
+                say(f"{len(ended)} of {len(steps)} runs ended; {_time(work, left)}")
+    return _summary(work, ended, asked, time.monotonic() - begin)
+
+
+def finish(found: Mapping[str, Any]) -> None:
+    """Raises what a command must end with: a signal, runs that failed, runs that could not be begun."""
+    if found["signal"]:
+        raise Stopped(f"stopped by {found['signal']}; {_left(found)}", found["code"])
+    if found["failed"]:
+        first = found["failed"][0]
+        raise Stopped(f"{len(found['failed'])} of {found['runs']} runs failed; the first is {_of(first)}")
+    if found["blocked"]:
+        first = found["blocked"][0]
+        raise ValueError(f"{len(found['blocked'])} of {found['runs']} runs cannot be done; the first is {_of(first)}")
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """What came of it, for the terminal."""
+    lines = [f"[{one['number']}] {one['name']} failed: {one['line']}" for one in found["failed"]]
+    if found["left"]:
+        lines.append(_left(found))
+    done = f"{found['done']} run{'s' * (found['done'] != 1)} done in {spoken(found['seconds'])}"
+    return "\n".join([*lines, f"{done}, {found['cached']} done before, all in {found['store']}"])
+
+
+def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> None:
+    if outcome.state == "done":
+        entry = examine(Path(outcome.run))
+        work.estimator.finished(step, entry, outcome.seconds)
+        top = [f"{e['kind']} {e['data']} {e['top1']:.2f} %" for e in entry.evaluations if e["kind"] != "knn"]
+        say(f"[{step.number}] done in {spoken(outcome.seconds)}: {', '.join(top) or entry.name}")
+        return
+    say(f"[{step.number}] {outcome.state}: {outcome.line}")
+    if outcome.crashed:
+        _record_failure(work, step, outcome.line)
+
+
+def _record_failure(work: Work, step: Step, line: str) -> None:
+    """Writes down why a run ended that could not do so itself."""
+    data = work.fingerprints.get(step.job.settings.data, "")
+    path = Path(work.place.runs).expanduser() / run_name(step.job.settings, data)
+    if not (path / "config.json").is_file() or (path / "result.json").is_file():
+        return
+    steps = [entry["step"] for entry in record.lines(path / "metrics.jsonl")]
+    with suppress(Stopped), record.failures(record.open_run(path), lambda: steps[-1] if steps else 0):
+        raise Stopped(line)
+
+
+def _summary(work: Work, ended: Mapping[int, Outcome], asked: Asked, seconds: float) -> dict[str, Any]:
+    def listed(chosen: Sequence[tuple[Step, str]]) -> list[dict[str, Any]]:
+        return [{"number": step.number, "name": step.name, "line": line} for step, line in chosen]
+
+    states = {number: outcome.state for number, outcome in ended.items()}
+    left = [(s, ended[s.number].line if s.number in ended else "not begun") for s in work.due]
+    return {
+        "runs": len(work.steps),
+        "done": sum(state == "done" for state in states.values()),
+        "cached": sum(step.state == "cached" for step in work.steps),
+        "failed": listed([(s, ended[s.number].line) for s in work.due if states.get(s.number) == "failed"]),
+        "left": listed([(s, line) for s, line in left if states.get(s.number, "stopped") == "stopped"]),
+        "blocked": listed([(s, s.why) for s in work.steps if s.state == "blocked"]),
+        "seconds": seconds,
+        "store": work.place.runs,
+        "signal": asked.signal,
+        "code": asked.code,
+    }
+
+
+def _left(found: Mapping[str, Any]) -> str:
+    """What is not done, and how to go on."""
+    count = len(found["left"])
+    if not count:
+        return "all runs had ended"
+    return f"{count} of {found['runs']} runs are left; the same command goes on where they are"
+
+
+def _of(one: Mapping[str, Any]) -> str:
+    return f"[{one['number']}] {one['name']}: {one['line']}"
+
+
+def _time(work: Work, steps: Sequence[Step]) -> str:
+    guess = work.estimator.total(steps, work.slots)
+    if guess is None:
+        return "how long it takes is not known: nothing of this shape has been measured on this device yet"
+    how = "as measured here" if guess.basis == "measured" else "scaled from other runs here by FLOPs"
+    return f"about {spoken(guess.seconds)} to go, {how}"
+
+
+def _seconds(estimator: Estimator, step: Step) -> float | None:
+    guess = estimator.guess(step) if step.due else None
+    return guess.seconds if guess else None
+
+
+def _state(step: Step) -> str:
+    epochs = step.job.settings.epochs
+    if step.state == "cached" or (step.due and not step.epochs_left):
+        return "cached"
+    if step.state in ("interrupted", "failed"):
+        return f"{step.state}, {step.epochs_left} of {epochs} epochs left"
+    return step.state if step.state == "blocked" else f"{epochs} epoch{'s' * (epochs > 1)}"
+
+
+def _then(step: Step) -> str:
+    done = len(step.job.evaluations) - len(step.missing)
+    return ", ".join([step.follows] * bool(step.missing) + [f"{done} cached"] * bool(done))

@@ -1,0 +1,67 @@
+"""A grid: values for some settings, and every combination of them.
+
+--grid "effect=emphasis(s=1)|emphasis(s=5)" --grid "seed=0|1|2"        six runs
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_origin
+
+from marginlens.train.config import Pretrain, build, hint
+
+LARGEST = 10_000
+"""Runs of a grid that are looked at, whatever is confirmed: beyond that it is a mistake."""
+
+
+def parse(grids: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each setting, from texts such as "seed=0|1|2"."""
+    axes: dict[str, list[Any]] = {}
+    for text in grids:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise ValueError(f"--grid {text!r} has no '='; write it as --grid \"seed=0|1|2\"")
+        if name not in Pretrain.model_fields:
+            raise ValueError(f"--grid {text!r}: there is no setting {name!r}; {hint(name, Pretrain.model_fields)}")
+        if name in axes:
+            raise ValueError(f"--grid has {name!r} twice; give all of its values in one, with | between them")
+        axes[name] = [_value(name, part.strip()) for part in values.split("|")]
+        if "" in axes[name]:
+            raise ValueError(f'--grid {text!r} has an empty value; write it as --grid "seed=0|1|2"')
+    return axes
+
+
+def size(axes: Mapping[str, Sequence[Any]]) -> int:
+    """The number of combinations, without making them."""
+    return math.prod(len(values) for values in axes.values())
+
+
+def expand(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[Pretrain]:
+    """The settings of every combination: the grid's values, else the base's, else the recipe's."""
+    if size(axes) > LARGEST:
+        raise ValueError(f"the grid has {size(axes):,} runs, and the most is {LARGEST:,}; make it smaller")
+    return [_settings(base, chosen) for chosen in _combinations(axes)]
+
+
+def _settings(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Pretrain:
+    try:
+        settings: Pretrain = build(Pretrain, {**base, **chosen})
+    except ValueError as error:
+        said = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        raise ValueError(f"the grid's {said} cannot be run: {error}") from None
+    return settings
+
+
+def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _value(name: str, text: str) -> Any:
+    """Text as `build` takes it: it reads numbers and truth values itself, but not pairs."""
+    if get_origin(Pretrain.model_fields[name].annotation) is tuple:
+        return tuple(text.replace(",", " ").split()) or ""
+    return text

@@ -1,0 +1,102 @@
+"""A job: one pre-training, and the evaluations that follow it at once. As JSON it travels to whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from marginlens.runs.store import drop_weights
+from marginlens.train import pretrain as training
+from marginlens.train import probe as probing
+from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, Settings, build
+from marginlens.train.stop import Stopped
+
+
+class Evaluation(Settings):
+    """A linear probe of a job's run, on its own data or on others."""
+
+    kind: Literal["probe", "transfer"]
+    data: str
+    settings: Probe
+
+    @property
+    def name(self) -> str:
+        """Short, for the terminal."""
+        return "probe" if self.kind == "probe" else f"transfer to {self.data}"
+
+
+class Job(Settings):
+    """One pre-training and its evaluations."""
+
+    settings: Pretrain
+    evaluations: tuple[Evaluation, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Short, for the terminal."""
+        chosen = self.settings
+        return f"{chosen.method} {chosen.data} {chosen.effect} seed {chosen.seed}"
+
+
+class Where(Settings):
+    """Where a job is done, and what is kept of it: nothing of this changes its result."""
+
+    runs: str = "runs"
+    device: str = "auto"
+    engine: Literal["auto", "eager", "graph"] = "auto"
+    workers: int = Field(2, ge=0)
+    knn_every: int = Field(10, ge=0)
+    records_only: bool = False
+    fingerprint: str = ""
+    """Of the data that were planned with; "": whatever is there."""
+
+
+def evaluate(kind: Literal["probe", "transfer"], data: str, epochs: int | None = None) -> Evaluation:
+    """The evaluation that the recipe has for a data set, or one of fewer epochs."""
+    recipe: dict[str, Any] = PROBE_RECIPES.get(data, {}) | ({} if epochs is None else {"epochs": epochs})
+    return Evaluation(kind=kind, data=data, settings=build(Probe, recipe))
+
+
+def merge(jobs: Iterable[Job]) -> list[Job]:
+    """Each pre-training once, with the evaluations of all jobs that ask for it; in the order they first come in."""
+    found: dict[Pretrain, dict[Evaluation, None]] = {}
+    for job in jobs:
+        found.setdefault(same(job.settings), {}).update(dict.fromkeys(job.evaluations))
+    return [Job(settings=settings, evaluations=tuple(evaluations)) for settings, evaluations in found.items()]
+
+
+def same(settings: Pretrain) -> Pretrain:
+    """Settings without what does not count: SimCLR has no teacher, whatever its momentum would be."""
+    if settings.method != "simclr":
+        return settings
+    return settings.model_copy(update={"ema": Pretrain.model_fields["ema"].default})
+
+
+def perform(
+    job: Job,
+    runs: str | Path,
+    *,
+    device: str = "auto",
+    engine: Literal["auto", "eager", "graph"] = "auto",
+    workers: int = 2,
+    knn_every: int = 10,
+    records_only: bool = False,
+    quiet: bool = False,
+    ended: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Does what is missing of a job, and returns the run's folder; `ended` says between two parts whether to stop."""
+    where: dict[str, Any] = {"device": device, "workers": workers, "quiet": quiet}
+    run = training.pretrain(job.settings, runs=runs, resume=True, engine=engine, knn_every=knn_every, **where)
+    for wanted in job.evaluations:
+        if ended():
+            raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
+        if wanted.kind == "probe":
+            probing.probe(run, wanted.settings, **where)
+        else:
+            probing.transfer(run, wanted.data, wanted.settings, **where)
+    if records_only:
+        drop_weights(run)
+    return run.path

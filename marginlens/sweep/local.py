@@ -1,0 +1,94 @@
+"""Jobs on this machine: a process each, one after another, or several at once on each GPU or on the CPU's cores."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from marginlens.sweep.child import Child, Outcome, wait
+from marginlens.sweep.job import Where
+from marginlens.sweep.plan import Step
+from marginlens.sweep.worker import GRACE
+from marginlens.train.model import choose_device
+
+_POLL = 0.2
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one job at a time."""
+
+    device: str
+    """As `choose_device` takes it, inside the worker."""
+    environment: dict[str, str]
+
+
+def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
+    """Places on the GPUs that `device` names, so many on each, or on the CPU, which they share."""
+    kind = choose_device(device.partition(":")[0]).type
+    if kind == "cpu":
+        if per_gpu > 1:
+            raise ValueError(f"--per-gpu is {per_gpu}, and this runs on the CPU; give --at-once")
+        threads = max(1, torch.get_num_threads() // at_once)
+        return [Slot("cpu", {"OMP_NUM_THREADS": str(threads)})] * at_once
+    if at_once > 1:
+        raise ValueError(f"--at-once is {at_once}, which is for the CPU, and this runs on GPUs; give --per-gpu")
+    count = torch.cuda.device_count()
+    index = device.partition(":")[2]
+    if index and not (index.isdecimal() and int(index) < count):
+        raise ValueError(f"device {device!r} cannot be used: {count} CUDA devices are here; try auto")
+    named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    gpus = named[:count] or [str(i) for i in range(count)]
+    chosen = [gpus[int(index)]] if index else gpus
+    # GPU by GPU, so that a few jobs spread over all of them
+    return [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for _ in range(per_gpu) for gpu in chosen]
+
+
+def device_name(slots: Sequence[Slot]) -> str:
+    """What runs in these slots will record as their device."""
+    if slots[0].device == "cpu":
+        return f"CPU, {slots[0].environment['OMP_NUM_THREADS']} threads"
+    return torch.cuda.get_device_name(0)
+
+
+def run_local(
+    steps: Sequence[Step],
+    where: Where,
+    slots: Sequence[Slot],
+    ending: Callable[[], bool],
+    say: Callable[[str], None],
+    grace: float = GRACE,
+) -> Iterator[Outcome]:
+    """Does the steps in their order, and yields how each ended; those that were not begun when `ending` are left.
+
+    Whatever ends this, its children end with it.
+    """
+    waiting, free = deque(steps), list(slots)
+    running: dict[Child, Slot] = {}
+    try:
+        while running or (waiting and not ending()):
+            while waiting and free and not ending():
+                step, slot = waiting.popleft(), free.pop(0)
+                say(f"[{step.number}] {step.name}")
+                own = where.model_copy(update={"device": slot.device, "fingerprint": step.fingerprint})
+                running[Child(step.number, step.left, own, slot.environment)] = slot
+            if ending():
+                for child in running:
+                    child.ask(grace)
+            for child in list(running):
+                ended = child.ended  # asked before its lines are read: its last ones are among them
+                for line in child.lines():
+                    say(f"[{child.number}] {line}")
+                if ended:
+                    free.append(running.pop(child))
+                    yield child.outcome()
+            if running:
+                wait(list(running), _POLL)
+    finally:
+        for child in running:
+            child.kill()
+            child.outcome()

@@ -1,0 +1,59 @@
+"""Options of `sweep` and `reproduce` that do not change a result: where runs are done, by whom, and for how long."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from marginlens.sweep.job import Where
+from marginlens.train.config import Settings
+from marginlens.train.places import Machine
+
+
+class Executor(Machine):
+    """Where and how many runs are done."""
+
+    runs: str = Field("runs", description="Folder of runs; what is complete in it is not run again.")
+    engine: Literal["auto", "eager", "graph"] = Field("auto", description="As for marginlens pretrain.")
+    knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
+    records_only: bool = Field(False, description="Keep a run's results, and remove its weights when it is done.")
+    dry_run: bool = Field(False, description="Say what would be run, and stop.")
+    limit_minutes: float = Field(0.0, ge=0, description="Stop cleanly after so many minutes; 0: when all is done.")
+    most: int = Field(100, ge=1, description="More runs than this are confirmed first.")
+    yes: bool = Field(False, description="Confirm that.")
+    executor: Literal["local", "ray"] = Field("local", description="This machine, or a Ray cluster.")
+    per_gpu: int = Field(1, ge=1, description="Runs at once on each GPU of this machine.")
+    at_once: int = Field(1, ge=1, description="Runs at once on this machine's CPU, which share its cores.")
+    address: str = Field("auto", description="Of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
+    gpus_per_run: float = Field(
+        0.0,
+        ge=0,
+        description="Ray: GPUs of a run, 0.5 for two on one; 0: one, if the cluster has any.",
+    )
+    cpus_per_run: float = Field(1.0, ge=0, description="Ray: cores of a run.")
+    retries: int = Field(3, ge=0, description="Ray: how often a run that was lost with its node is begun again.")
+    shared: bool = Field(False, description="Ray: --runs is storage that every node sees; else records come home.")
+
+    @property
+    def where(self) -> Where:
+        """What a job is told of this."""
+        return Where(**{name: getattr(self, name) for name in Where.model_fields if name != "fingerprint"})
+
+
+class SweepPlace(Executor):
+    """What follows each run of a sweep."""
+
+    probe: bool = Field(True, description="Probe every run on its own data.")
+    probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: as the recipe has it.")
+    transfer_to: tuple[str, ...] = Field((), description="Data sets to transfer every run to.")
+
+
+class Selection(Settings):
+    """Which cells of the paper, and how much of each."""
+
+    only: str = Field("*", description="Cells whose path matches, e.g. 'MoCo/CIFAR10/*'; --dry-run lists them.")
+    seeds: int = Field(1, ge=1, le=1000, description="Seeds of each cell: 0, 1, ...")
+    epochs: int = Field(0, ge=0, description="A shorter look: epochs of pre-training; 0: the paper's.")
+    probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: the paper's.")
+    dataset: str = Field("", description="A rehearsal on these data, e.g. shapes, with their own recipe.")

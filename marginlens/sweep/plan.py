@@ -1,0 +1,200 @@
+"""A plan: every job, what of it is done already, and what is left to do. Making one changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from marginlens.data import store as data_store
+from marginlens.data.atomic import DataError
+from marginlens.data.prepare import open_data
+from marginlens.data.sources import SOURCES
+from marginlens.runs.store import Entry, evaluation, lookup, scan
+from marginlens.sweep.job import Evaluation, Job
+from marginlens.train.config import Pretrain
+from marginlens.train.feed import open_feed
+from marginlens.train.identity import run_name
+from marginlens.train.trainer import check_data
+
+State = Literal["cached", "to run", "interrupted", "failed", "blocked"]
+STATES: tuple[State, ...] = ("cached", "to run", "interrupted", "failed", "blocked")
+
+_SAID = ("method", "data", "effect", "seed")
+"""Settings that a job's name has in any case."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job as the store stands: what is left of it."""
+
+    number: int
+    name: str
+    job: Job
+    state: State
+    """interrupted and failed ones go on where they ended; blocked ones cannot be done, and `why` says what to do."""
+    missing: tuple[Evaluation, ...]
+    entry: Entry | None = None
+    why: str = ""
+    fingerprint: str = ""
+    """Of the data, where they are known."""
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do that can be done."""
+        return self.state not in ("cached", "blocked")
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs of pre-training that are not done."""
+        epochs = self.job.settings.epochs
+        if self.entry is None or self.entry.run is None:
+            return epochs
+        if self.entry.run.complete:
+            return 0
+        return epochs - self.entry.epochs_done if self.entry.weights else epochs
+
+    @property
+    def follows(self) -> str:
+        """What follows the pre-training, for the terminal."""
+        return ", ".join(e.name for e in self.missing)
+
+    @property
+    def left(self) -> Job:
+        """The job without the evaluations that were measured."""
+        return self.job.model_copy(update={"evaluations": self.missing})
+
+    def facts(self) -> dict[str, Any]:
+        """For --json."""
+        found: dict[str, Any] = {"number": self.number, "name": self.name, "state": self.state, "why": self.why}
+        found |= {"run": str(self.entry.path) if self.entry else None, "epochs_left": self.epochs_left}
+        found |= {"evaluations": [e.name for e in self.missing]}
+        return found | {"settings": self.job.settings.model_dump(mode="json")}
+
+
+def make_plan(jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, str]) -> list[Step]:
+    """Looks every job up in the store; `fingerprints` of the data that are known, "" for what is not prepared."""
+    entries = look(runs)
+    named = names(jobs)
+    steps = []
+    for number, (job, name) in enumerate(zip(jobs, named, strict=True), 1):
+        found = lookup(entries, job.settings, fingerprints.get(job.settings.data, ""))
+        bad = _in_its_place(entries, job, fingerprints) if found is None else None
+        missing = tuple(e for e in job.evaluations if not _measured(found, e, fingerprints))
+        state, why = _state(found, bad, missing)
+        data = fingerprints.get(job.settings.data, "")
+        steps.append(Step(number, name, job, state, missing, found or bad, why, data))
+    return steps
+
+
+def look(runs: str | Path) -> list[Entry]:
+    """The entries of a store; none of one that is yet to be made."""
+    return scan(runs) if Path(runs).expanduser().exists() else []
+
+
+def away(steps: Sequence[Step]) -> list[Step]:
+    """The plan for machines that do not see the store: what is begun here cannot go on there."""
+    return [_away(step) for step in steps]
+
+
+def counts(steps: Sequence[Step]) -> dict[str, int]:
+    """How many there are of each state."""
+    found = Counter(step.state for step in steps)
+    return {state: found[state] for state in STATES if found[state]}
+
+
+def evenly(jobs: Sequence[Job]) -> list[Job]:
+    """Seed by seed, so that a table fills evenly: the first seed of every cell comes before the second of any."""
+    return sorted(jobs, key=lambda job: job.settings.seed)
+
+
+def names(jobs: Sequence[Job]) -> list[str]:
+    """A name for each job that tells it from the others: whatever else differs among them is added."""
+    values = [job.settings.model_dump(mode="json") for job in jobs]
+    differ = [n for n in Pretrain.model_fields if n not in _SAID and len({str(v[n]) for v in values}) > 1]
+    return [
+        " ".join([job.name, *(f"{name}={value[name]}" for name in differ)])
+        for job, value in zip(jobs, values, strict=True)
+    ]
+
+
+def prepared(jobs: Sequence[Job], draw: bool) -> dict[str, str]:
+    """The fingerprint of each data set that jobs ask for; "" where it is not prepared.
+
+    `draw`: a data set that needs no preparing is made if it is not there; otherwise nothing is written.
+    """
+    asked = dict.fromkeys(name for job in jobs for name in (job.settings.data, *(e.data for e in job.evaluations)))
+    return {name: _fingerprint(name, draw) for name in asked}
+
+
+def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
+    """Refuses to begin what lacks its data, and says how to get them, or what its data cannot carry."""
+    asked = [(step.job.settings.data, *(e.data for e in step.missing)) for step in steps if step.due]
+    lacking = list(dict.fromkeys(name for few in asked for name in few if not fingerprints[name]))
+    if len(lacking) == 1:
+        open_data(lacking[0])  # says it best
+    if lacking:
+        run = " and ".join(f"marginlens data prepare {name}" for name in lacking)
+        raise DataError(f"{', '.join(lacking)} are not prepared in {data_store.root()}; run: {run}")
+    feeds = {name: open_feed(name, torch.device("cpu")) for name in {s.job.settings.data for s in steps if s.due}}
+    for step in steps:
+        if step.due:
+            try:
+                check_data(step.job.settings, feeds[step.job.settings.data])
+            except ValueError as error:
+                raise ValueError(f"[{step.number}] {step.name} cannot be run: {error}") from None
+
+
+def _away(step: Step) -> Step:
+    if not step.due or step.entry is None:
+        return step
+    what = "the weights that it needs are" if step.entry.state == "complete" else "it was begun"
+    why = f"{what} in {step.entry.path}, which the cluster does not see; go on with --executor local, or prune it"
+    return replace(step, state="blocked", why=f"{step.why}; {why}" if step.why else why)
+
+
+def _fingerprint(name: str, draw: bool) -> str:
+    drawn = name in SOURCES and not SOURCES[name].url
+    if not data_store.exists(name) and not (draw and drawn):
+        return ""
+    return open_data(name).fingerprint
+
+
+def _measured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> bool:
+    if entry is None or entry.run is None or entry.state == "running":
+        return False
+    found = evaluation(entry.run, wanted.kind, wanted.data, wanted.settings)
+    data = fingerprints.get(wanted.data, "")
+    return found is not None and data in ("", found["data_fingerprint"])
+
+
+def _in_its_place(entries: Sequence[Entry], job: Job, fingerprints: Mapping[str, str]) -> Entry | None:
+    """The folder that a job's run would have, where it is there and is not that run."""
+    data = fingerprints.get(job.settings.data, "")
+    if not data:
+        return None
+    name = run_name(job.settings, data)
+    return next((entry for entry in entries if entry.name == name), None)
+
+
+def _state(entry: Entry | None, bad: Entry | None, missing: Sequence[Evaluation]) -> tuple[State, str]:
+    if bad is not None:
+        return "blocked", f"its folder cannot be used: {bad.why}"
+    if entry is None:
+        return "to run", ""
+    if entry.state == "running":
+        return "blocked", f"{entry.path} is in use by another process; wait for it, or stop it first"
+    if entry.state in ("interrupted", "failed"):
+        return ("failed", entry.why) if entry.state == "failed" else ("interrupted", "")
+    if not missing:
+        return "cached", ""
+    if entry.weights:
+        return "to run", ""
+    lacks = ", ".join(e.name for e in missing)
+    return "blocked", (
+        f"it lacks {lacks}, and its weights are gone: remove {entry.path} (marginlens runs prune), then run again"
+    )

@@ -1,0 +1,197 @@
+"""The page in a real browser: it renders without a word on the console, sorts, filters, leads to runs, draws curves."""
+
+import shutil
+import time
+
+import pytest
+
+from marginlens.paper import TABLES
+from marginlens.report.gather import gather
+from marginlens.report.page import page
+from marginlens.runs.store import scan
+from tests.report.folders import write_run
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = tmp_path_factory.mktemp("browser") / "runs"
+    for seed, top1 in enumerate((89.9, 90.12, 89.8)):
+        write_run(store, data="cifar10", seed=seed, probe=top1)
+    write_run(store, data="cifar10", effect="emphasis(s=20)", probe=90.4)
+    write_run(store, data="cifar10", effect="emphasis(s=20)", seed=1, done=40)
+    failure = "<script>console.error('x')</script>"
+    write_run(store, data="cifar10", effect="emphasis(s=5)", seed=1, done=0, failure=failure)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", epochs=20, probe=55.0)
+    write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, lr=0.1, probe=60.0)
+    return store
+
+
+def show(browser, folder, entries):
+    path = folder / "report.html"
+    path.write_text(page(gather(entries, TABLES), ["runs"]))
+    begin = time.monotonic()
+    browser.get(path.as_uri())
+    return time.monotonic() - begin, path.stat().st_size
+
+
+@pytest.fixture
+def shown(browser, store, tmp_path):
+    show(browser, tmp_path, scan(store))
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def rows(browser, key, column):
+    """The texts of a column of the rows that are not hidden, in their order."""
+    script = """return Array.from(document.querySelectorAll("#rows-" + arguments[0] + " > tr"))
+        .filter(row => !row.hidden).map(row => row.cells[arguments[1]].textContent)"""
+    return browser.execute_script(script, key, column)
+
+
+def header(browser, key, name):
+    path = f"//tbody[@id='rows-{key}']/../thead//button[text()='{name}']"
+    return browser.find_element("xpath", path)
+
+
+def box(browser, of):
+    return browser.find_element("css selector", f".tools[data-of='{of}'] input[type=search]")
+
+
+def test_it_renders(shown):
+    assert shown.title == "marginlens report"
+    assert len(rows(shown, "tab2", 0)) == 48
+    first = [rows(shown, "tab2", column)[0] for column in range(7)]
+    assert first[:6] == ["MoCo", "CIFAR10", "89.413 ± 0.109", "89.94 ± 0.16", "+0.53", "3"]
+    assert first[6] == "seed 0: 89.90, seed 1: 90.12, seed 2: 89.80"
+    assert "seed 1: interrupted at epoch 40 of 200" in rows(shown, "tab2", 6)[8]
+    assert rows(shown, "tab2", 6)[1] == "not run"
+    assert rows(shown, "looks", 0) == ["20 of 200 epochs"]
+    figure = shown.find_element("css selector", "#fig3 ~ .panels svg")
+    assert len(figure.find_elements("css selector", "circle.dot")) == 2  # s = 1 and 20
+    assert len(figure.find_elements("css selector", "path.printed")) == 4  # of Tab. 2: MoCo and SimCLR, plain and pos.
+
+
+def test_numbers_sort_by_size_and_what_was_not_run_comes_last(shown):
+    head = header(shown, "tab2", "ours")
+    head.click()
+    assert rows(shown, "tab2", 3)[:3] == ["89.94 ± 0.16", "90.40", ""]
+    assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    head.click()
+    assert rows(shown, "tab2", 3)[:3] == ["90.40", "89.94 ± 0.16", ""]
+    header(shown, "tab2", "published").click()
+    numbers = [float(text.split()[0]) for text in rows(shown, "tab2", 2)]
+    assert numbers == sorted(numbers)
+    for _ in range(2):
+        header(shown, "tab2", "runs").click()
+        assert rows(shown, "tab2", 6)[-1] == "not run"
+        assert rows(shown, "tab2", 6)[0] != "not run"
+
+
+def test_a_header_works_from_the_keyboard(shown):
+    head = header(shown, "tab2", "column")
+    head.send_keys("\ue007")  # enter
+    found = rows(shown, "tab2", 1)
+    assert found[0] == "CIFAR10"
+    assert found[-1] == "TinyImageNet"
+
+
+def test_filter(shown):
+    search = box(shown, "rows-tab2")
+    search.send_keys("simclr STL10")
+    assert set(rows(shown, "tab2", 1)) == {"STL10"}
+    assert len(rows(shown, "tab2", 0)) == 5
+    tools = search.find_element("xpath", "..")
+    assert tools.find_element("css selector", "output").text == "5 of 48 shown"
+    search.clear()
+    search.send_keys("\ue003")  # clear() alone says nothing to the page
+    tools.find_element("css selector", "input[type=checkbox]").click()
+    assert len(rows(shown, "tab2", 0)) == 2
+
+
+def test_a_number_leads_to_its_run(shown):
+    box(shown, "all-runs").send_keys("nothing like this")
+    link = shown.find_element("link text", "seed 1: 90.12")
+    link.click()
+    section = shown.find_element("css selector", link.get_attribute("href").split("report.html")[1])
+    assert section.get_attribute("open") is not None
+    assert section.is_displayed()
+    assert "--effect plain --epochs 200 --seed 1" in section.text
+    assert "NVIDIA H200" in section.text
+    seen = "const y = arguments[0].getBoundingClientRect().top; return y >= 0 && y < innerHeight"
+    assert shown.execute_script(seen, section)
+
+
+def test_curves_of_a_chosen_run(shown):
+    from selenium.webdriver.support.select import Select
+
+    chosen = Select(shown.find_element("id", "curve-run"))
+    chosen.select_by_visible_text(next(o.text for o in chosen.options if "s20-seed1" in o.text))
+    plots = shown.find_elements("css selector", "#curve-plots svg")
+    names = [plot.find_element("css selector", ".name").text for plot in plots]
+    assert names[:4] == ["loss", "kNN, top-1 in %", "learning rate", "spread of the features"]
+    assert "3.6 at epoch 40" in plots[0].text
+    assert "NaN" not in plots[0].get_attribute("innerHTML")
+    Select(shown.find_element("id", "curve-beside")).select_by_index(1)
+    assert len(shown.find_elements("css selector", "#curve-plots figure:first-child path.line")) == 2
+    chosen.select_by_visible_text(next(o.text for o in chosen.options if "s5-seed1" in o.text))
+    Select(shown.find_element("id", "curve-beside")).select_by_index(0)
+    assert "has not ended an epoch" in shown.find_element("id", "curve-plots").text
+
+
+def test_a_runs_own_link_chooses_its_curves(shown):
+    shown.execute_script("location.hash = document.querySelector('details.run:last-of-type').id")
+    shown.find_element("css selector", "details[open] a[data-curve]").click()
+    chosen = shown.find_element("id", "curve-key").text
+    assert chosen == shown.find_element("css selector", "#curve-run option:checked").text
+    assert chosen.startswith("mocov3-shapes-tiny-margin")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_as_wide_as_the_window(shown, width):
+    metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+    shown.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    shown.execute_script("document.querySelectorAll('details').forEach(x => x.open = true)")
+    try:
+        assert shown.execute_script("return document.documentElement.scrollWidth") <= width
+    finally:
+        shown.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_no_runs(browser, tmp_path):
+    show(browser, tmp_path, [])
+    assert browser.find_element("css selector", "header p").text.startswith("No runs in runs")
+    assert set(rows(browser, "tab2", 6)) == {"not run"}
+    header(browser, "tab2", "published").click()
+    assert browser.get_log("browser") == []
+
+
+def test_five_hundred_runs_open_in_a_few_seconds(browser, tmp_path):
+    for number in range(500):
+        lr = round(0.01 + (number % 100) / 1000, 3)
+        write_run(tmp_path / "runs", data="cifar10", lr=lr, seed=number // 100, probe=80 + number / 50)
+    seconds, size = show(browser, tmp_path, scan(tmp_path / "runs"))
+    print(f"500 runs of 200 epochs: {size / 1e6:.1f} MB, loaded in {seconds:.2f} s")
+    assert seconds < 10
+    assert size < 10e6
+    assert len(rows(browser, "others", 0)) == 99  # one learning rate is the paper's
+    header(browser, "others", "lr").click()
+    assert rows(browser, "others", 4)[0] == "0.01"
+    assert browser.get_log("browser") == []

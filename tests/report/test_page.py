@@ -1,0 +1,157 @@
+"""The page and the command, without a browser: whole, escaped, no network, every link leads somewhere."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from marginlens import cli
+from marginlens.paper import TABLES
+from marginlens.report.gather import gather
+from marginlens.report.page import page
+from marginlens.runs.store import scan
+from tests.report.folders import write_run
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """`marginlens report` with these words."""
+    monkeypatch.setitem(cli.COMMANDS, "report", "marginlens.report.commands:report")
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: cli.main(["report", *words])
+
+
+@pytest.fixture
+def store(tmp_path):
+    write_run(tmp_path / "runs", data="cifar10", probe=90.0, transfer={"cifar100": 43.0})
+    write_run(tmp_path / "runs", data="cifar10", seed=1, done=3, failure=f"it broke {EVIL}")
+    return tmp_path / "runs"
+
+
+class Tags(HTMLParser):
+    """Every tag's attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.text = ""
+        self._within = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._within = tag
+
+    def handle_data(self, data):
+        if self._within not in ("script", "style"):
+            self.text += data
+
+    def handle_endtag(self, tag):
+        self._within = ""
+
+
+def test_self_contained_and_every_link_leads_somewhere(store):
+    write_run(store, data="shapes", effect="emphasis(s=5)", epochs=4, probe=60.0)
+    tags = Tags(page(gather(scan(store), TABLES), ["runs"])).found
+    ids = [a["id"] for _, a in tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in tags:
+        assert "src" not in attributes
+        link = attributes.get("href", "data:")
+        assert link == "data:," if tag == "link" else link == "data:" or link[0] == "#"
+        assert link[0] != "#" or link[1:] in ids
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_whatever_a_record_says_is_text(store):
+    path = write_run(store, data="cifar10", seed=2, weights="", probe=91.0, lr=0.01)
+    config = json.loads((path / "config.json").read_text())
+    config["settings"]["data"] = EVIL
+    config["settings"]["split"] = EVIL
+    config["data"] = config["id"] = EVIL
+    (path / "config.json").write_text(json.dumps(config))
+    (record,) = (path / "evaluations").iterdir()
+    known = json.loads(record.read_text())
+    known |= {"kind": EVIL, "data": EVIL, "environment": {"device": EVIL, EVIL: EVIL}}
+    known["settings"][EVIL] = EVIL
+    record.write_text(json.dumps(known))
+    evil = json.loads((path / "environment.jsonl").read_text()) | {"device": EVIL, "engine": EVIL}
+    (path / "environment.jsonl").write_text(json.dumps(evil) + "\n")
+    (store / "<b>foreign & co").mkdir()
+    text = page(gather(scan(store), TABLES), [f"runs{EVIL}"])
+    found = Tags(text)
+    assert [tag for tag, _ in found.found].count("script") == 2  # the curves and ours
+    assert not {"img", "b>foreign"} & {tag for tag, _ in found.found}
+    assert found.text.count("alert(1)") > 8  # it is there to be read
+    ids = [a["id"] for _, a in found.found if "id" in a]
+    assert all(re.fullmatch(r"[\w-]+", name) for name in ids)
+
+
+def test_the_command_writes_three_files(store, call, capsys, tmp_path):
+    call()
+    assert capsys.readouterr().out == "2 runs; wrote report/report.html, report/tables.md, report/tables.tex\n"
+    assert sorted(p.name for p in (tmp_path / "report").iterdir()) == ["report.html", "tables.md", "tables.tex"]
+
+
+def test_places_and_several_stores(store, call, tmp_path):
+    write_run(tmp_path / "more", data="cifar10", seed=5, probe=90.2)
+    words = ("--markdown", "docs/results.md", "--latex", "t.tex", "--only", "tab2", "FIG3")
+    call("--runs", "runs", "more", "--out", "o", *words)
+    text = (tmp_path / "docs" / "results.md").read_text()
+    assert "seed 5: 90.20" in text
+    assert "](../more/" in text
+    assert re.findall(r"^## (\S+ \d+)", text, flags=re.M) == ["Tab. 2", "Fig. 3"]
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["report.html"]
+    assert (tmp_path / "t.tex").exists()
+
+
+def test_json(store, call, capsys):
+    call("--json", "--only", "tab2")
+    found = json.loads(capsys.readouterr().out)
+    (row,) = [r for r in found["tables"]["tab2"] if r["path"] == "MoCo/CIFAR10/plain"]
+    numbers = {name: row[name] for name in ("published", "published_spread", "mean", "std", "seeds")}
+    assert numbers == {"published": 89.413, "published_spread": 0.109, "mean": 90.0, "std": None, "seeds": 1}
+    assert row["partial"][0]["said"].startswith("failed: it broke")
+
+
+def test_unreadable_folders_are_listed_and_then_it_is_exit_2(store, call, capsys, tmp_path):
+    (store / "foreign").mkdir()
+    (store / "torn").mkdir()
+    (store / "torn" / "config.json").write_text("{")
+    with pytest.raises(SystemExit) as end:
+        call()
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.err.count("\n") == 1
+    assert "runs/foreign is not a run's folder" in said.err
+    assert "(and 1 more" in said.err
+    text = Tags((tmp_path / "report" / "report.html").read_text()).text
+    assert "runs/foreign is not a run's folder" in text
+    assert "runs/torn/config.json cannot be read" in text
+    assert "90.00" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "tab22"], "there is no table or figure 'tab22'; did you mean 'tab2'?"),
+        (["--runs", "nowhere"], "nowhere does not exist"),
+        (["--out", "file"], "cannot write file/report.html"),
+    ],
+)
+def test_bad_input_is_one_line(store, call, capsys, tmp_path, words, said):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        call(*words)
+    found = capsys.readouterr().err
+    assert (end.value.code, found.count("\n")) == (2, 1)
+    assert said in found
+
+
+def test_data_sets_are_not_needed(store, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "nothing"))
+    call()
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,104 @@
+"""Markdown and LaTeX: the same bytes from the same records, links that lead somewhere, a format that nothing breaks."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from marginlens.paper import TABLES
+from marginlens.report.gather import gather
+from marginlens.report.tables import latex, markdown
+from marginlens.runs.store import scan
+from tests.report.folders import write_run
+
+NASTY = "100% of | a_b & #1 {x} ~ ^ \\ $ <script>alert(1)</script> `code` [link](x) ünïcode ∞"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = tmp_path / "some runs"
+    for seed in (0, 1):
+        write_run(store, data="cifar10", seed=seed, probe=90.0 + seed, transfer={"cifar100": 43.0})
+    write_run(store, data="cifar10", seed=2, done=3, failure=NASTY)
+    write_run(store, data="cifar10", effect="emphasis(s=5)", probe=90.5)
+    write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, probe=60.0)
+    (store / "foreign_folder").mkdir()
+    return store
+
+
+def read(store):
+    return gather(scan(store), TABLES)
+
+
+def test_same_records_same_bytes(store, tmp_path):
+    first = markdown(read(store), tmp_path / "results.md"), latex(read(store))
+    # the same tree elsewhere, its folders made in another order, by a process with another hash seed
+    other = tmp_path / "elsewhere" / store.name
+    other.mkdir(parents=True)
+    for path in sorted(store.iterdir(), reverse=True):
+        shutil.copytree(path, other / path.name)
+    script = (
+        "import sys; from pathlib import Path; from marginlens.report.commands import read, write;"
+        "out = Path(sys.argv[1]); runs = [Path(sys.argv[2])]; write(read(runs), runs, out)"
+    )
+    folder = other.parent
+    subprocess.run([sys.executable, "-c", script, str(folder), str(other)], check=True, timeout=60)
+    again = (folder / "tables.md").read_text(), (folder / "tables.tex").read_text()
+    assert again == first
+
+
+def test_markdown_links_lead_to_runs(store, tmp_path):
+    at = tmp_path / "docs" / "results.md"
+    text = markdown(read(store), at)
+    links = re.findall(r"\]\(([^)]+)\)", text.replace("\\]", "").replace("\\[", ""))
+    found = {(at.parent / link.replace("%20", " ")).resolve() for link in links if link != "x"}
+    assert found == {p.resolve() for p in store.iterdir() if p.name != "foreign_folder"}
+
+
+def test_markdown_tables_are_tables(store, tmp_path):
+    text = markdown(read(store), tmp_path / "results.md")
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        rows = [len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()]
+        assert len(set(rows)) == 1
+    assert "<script" not in text.replace("\\<", "")
+    row = next(row for row in text.splitlines() if row.startswith("| MoCo | CIFAR10 |"))
+    assert "| 89.413 ± 0.109 | [90.50 ± 0.71](" in row
+    assert "| +1.09 | 2 |" in row
+    assert "seed 2: failed: 100% of" in row
+
+
+def test_every_published_number_is_there(store, tmp_path):
+    texts = markdown(read(store), tmp_path / "results.md"), latex(read(store)).replace("$\\pm$", "±")
+    for cell in (cell for table in TABLES.values() for cell in table.cells if cell.published):
+        assert all(str(cell.published) in text for text in texts)
+
+
+def test_latex_is_balanced_and_escaped(store):
+    text = latex(read(store))
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    bare = re.sub(r"\\\\|\\[{}$&#%_]", "", body.replace("\\\\\n", "\n"))
+    depth = 0
+    for c in bare:
+        depth += (c == "{") - (c == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert bare.count("$") % 2 == 0
+    assert not re.search(r"[%#_~^<>|∞]", bare)
+    for table in re.findall(r"\\begin\{longtable\}\{([^\n]*)\}\n(.*?)\\end\{longtable\}", body, flags=re.S):
+        columns = len(re.findall(r"l|p\{[^}]*\}", table[0].replace("\\linewidth", "")))
+        rows = [row for row in table[1].splitlines() if " & " in row]
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
+        assert all(row.endswith(" \\\\") for row in rows)
+    assert body.count("\\begin{longtable}") == body.count("\\end{longtable}") == body.count("\\toprule")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
+def test_latex_compiles(store, tmp_path):
+    preamble = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs,longtable}"
+    page = f"{preamble}\\begin{{document}}{latex(read(store))}\\end{{document}}"
+    (tmp_path / "page.tex").write_text(page)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stdout[-2000:]

@@ -1,0 +1,103 @@
+"""What a run is to a cell of the paper: exact, shorter, rehearsal, or nothing to do with it."""
+
+import pytest
+
+from marginlens.paper import TABLES, Cell, find
+from marginlens.sweep import cells
+from marginlens.sweep.job import Job, merge
+from marginlens.train.config import Pretrain, build
+from marginlens.train.record import Run
+from tests.sweep.conftest import made
+
+RUNNABLE = [cell for table in TABLES.values() for cell in table.cells if cell.settings is not None]
+
+
+def run(tmp_path, settings):
+    return Run(tmp_path, settings, "", "", (0, 0, 0), (1, 1, 1))
+
+
+def test_every_cell_matches_its_own_runs_and_says_what_they_are(tmp_path):
+    for cell in RUNNABLE:
+        for seed in (0, 7):
+            whole = cells.job(cell, seed).settings
+            assert cells.match(cell, run(tmp_path, whole)) == "exact", cell.address
+            short = cells.job(cell, seed, epochs=20).settings
+            assert cells.match(cell, run(tmp_path, short)) == "shorter", cell.address
+            assert (short.epochs, short.warmup) == (20, min(whole.warmup, 5))
+            other = cells.job(cell, seed, dataset="shapes").settings
+            assert (other.epochs, other.encoder, other.batch, other.data) == (10, "tiny", 64, "shapes")
+            assert cells.match(cell, run(tmp_path, other)) == "rehearsal", cell.address
+
+
+def test_what_is_not_a_cell_s(tmp_path):
+    (cell,) = find("MoCo/CIFAR10/pos", "tab2")
+    own = cells.job(cell, 0).settings
+    for change in ({"lr": 0.05}, {"effect": "plain"}, {"limit": 100}, {"epochs": 201}, {"epochs": 20, "warmup": 4}):
+        assert cells.match(cell, run(tmp_path, own.model_copy(update=change))) is None, change
+    simclr = find("SimCLR/CIFAR10/plain", "tab2")[0]
+    settings = cells.job(simclr, 0).settings
+    assert cells.match(simclr, run(tmp_path, settings.model_copy(update={"ema": 0.5}))) == "exact"  # it has no teacher
+    assert cells.match(find("MoCo/ImageNet/plain")[0], run(tmp_path, own)) is None
+
+
+def test_a_look_that_is_not_shorter_is_refused():
+    (cell,) = find("MoCo/CIFAR10/pos", "tab2")
+    with pytest.raises(ValueError, match=r"epochs is 201, and Tab. 2, .* has 200: --epochs is for a shorter look"):
+        cells.variants(cell, epochs=201)
+    assert cells.variants(cell, epochs=200) == cells.variants(cell) == cell.settings
+    with pytest.raises(ValueError, match="cannot be run: marginlens has neither ImageNet"):
+        cells.variants(find("MoCo/ImageNet/plain")[0])
+
+
+def test_the_warm_up_of_a_cell_is_shortened_not_replaced():
+    settings = {"method": "mocov3", "data": "cifar10", "epochs": 100, "warmup": 20}
+    cell = Cell("t", "p", "r", "c", settings, "", "probe", "", None, "a")
+    assert build(Pretrain, cells.variants(cell, epochs=90)).warmup == 20
+    assert build(Pretrain, cells.variants(cell, epochs=40)).warmup == 10
+
+
+def test_tables_share_their_backbones():
+    """Tab. 2 and Tab. 3 of one data set: as many runs as rows, each with its probe and its transfer."""
+    both = [*find("MoCo/CIFAR10/*", "tab2"), *find("MoCo/CIFAR10->CIFAR100/*", "tab3")]
+    jobs = merge(cells.job(cell, seed) for seed in range(2) for cell in both)
+    assert len(jobs) == 2 * len(find("MoCo/CIFAR10/*", "tab2"))
+    for one in jobs:
+        assert [e.name for e in one.evaluations] == ["probe", "transfer to cifar100"]
+        assert {e.settings.epochs for e in one.evaluations} == {100}
+
+
+def test_a_job_survives_json():
+    for cell in RUNNABLE[:5]:
+        job = cells.job(cell, 3, epochs=20, probe_epochs=7)
+        again = Job.model_validate_json(job.model_dump_json())
+        assert again == job
+        assert again.evaluations[0].settings.epochs == 7
+
+
+def test_a_measured_number_carries_its_label(tmp_path):
+    (cell,) = find("MoCo/CIFAR10->CIFAR100/pos", "tab3")
+    job = cells.job(cell, 0, dataset="shapes")
+    (probe,) = find("MoCo/CIFAR10/pos", "tab2")
+    done = made(job, tmp_path)
+    record, label = cells.measured(cell, done)
+    assert (record["kind"], record["top1"], label) == ("transfer", 50.0, "rehearsal")
+    assert cells.measured(probe, done) is None  # it was not probed
+    exact = Run(done.path, cells.job(probe, 0).settings, "", "", (0, 0, 0), (1, 1, 1))
+    (done.path / "evaluations").rename(tmp_path / "gone")
+    assert cells.measured(probe, exact) is None
+
+
+def test_a_shorter_probe_makes_a_run_a_shorter_look(tmp_path, monkeypatch):
+    (cell,) = find("MoCo/CIFAR10/pos", "tab2")
+    whole, short = (cells.follows(cell, probe_epochs=n) for n in (None, 10))
+    other = cells.follows(cell).settings.model_copy(update={"lr": 0.1})
+
+    def found(*settings):
+        facts = [{"kind": "probe", "data": "cifar10", "settings": s.model_dump(mode="json")} for s in settings]
+        monkeypatch.setattr(Run, "evaluations", facts)
+        result = cells.measured(cell, run(tmp_path, cells.job(cell, 0).settings))
+        return result and (result[0]["settings"]["epochs"], result[1])
+
+    assert found(short.settings) == (10, "shorter")
+    assert found(short.settings, whole.settings) == (100, "exact")
+    assert found(other) is None

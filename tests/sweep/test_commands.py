@@ -1,0 +1,230 @@
+"""`sweep` and `reproduce` by the command line, with runs that are only pretended: what is planned, said and refused."""
+
+import json
+import time
+
+import pytest
+
+from marginlens.cli import main
+from marginlens.runs.store import scan
+from marginlens.sweep import local
+from marginlens.sweep.child import Outcome
+from tests.sweep.conftest import made
+
+SWEEP = ("sweep", "--data", "shapes", "--epochs", "2", "--grid", "effect=plain|emphasis(s=5)", "--grid", "seed=0|1")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    """An executor that runs nothing; `fails` maps a job's number to how it ends."""
+    performed = []
+
+    def run_local(steps, where, slots, ending, say, grace=60.0):
+        for step in steps:
+            if ending():
+                return
+            performed.append(step.name)
+            if step.number in pretended.fails:
+                yield Outcome(step.number, "failed", pretended.fails[step.number], 1.0, crashed=True)
+                continue
+            path = made(step.job, tmp_path / where.runs).path
+            time.sleep(pretended.seconds)
+            yield Outcome(step.number, "done", "", max(pretended.seconds, 1.0), str(path))
+
+    def pretended(*words):
+        performed.clear()
+        main(list(words))
+        return list(performed)
+
+    pretended.fails, pretended.seconds, pretended.performed = {}, 0.0, performed
+    monkeypatch.setattr(local, "run_local", run_local)
+    return pretended
+
+
+def refused(capsys, *words, code=2):
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    assert caught.value.code == code
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("marginlens: ")]
+    return line
+
+
+def test_a_sweep_runs_each_once_seed_by_seed(pretend, capsys):
+    assert pretend(*SWEEP) == [
+        "mocov3 shapes plain seed 0",
+        "mocov3 shapes emphasis(s=5) seed 0",
+        "mocov3 shapes plain seed 1",
+        "mocov3 shapes emphasis(s=5) seed 1",
+    ]
+    out = capsys.readouterr().out
+    assert "4 runs: 4 to run; how long it takes is not known" in out
+    assert "4 runs done in" in out
+    assert pretend(*SWEEP) == []
+    assert "4 runs: 4 cached; nothing to do" in capsys.readouterr().out
+    assert pretend(*SWEEP[:-1], "seed=0|1|2") == ["mocov3 shapes plain seed 2", "mocov3 shapes emphasis(s=5) seed 2"]
+    out, err = capsys.readouterr()
+    assert "4 cached" in out
+    assert "2 to run; about" in out
+    assert "1 of 2 runs ended; about" in err
+
+
+def test_a_transfer_that_is_asked_for_later_follows(pretend, capsys):
+    pretend(*SWEEP, "--no-probe")
+    found = _json(pretend, capsys, *SWEEP, "--transfer-to", "shapes", "--dry-run", "--json")
+    assert [step["evaluations"] for step in found["plan"]] == [["probe", "transfer to shapes"]] * 4
+    assert {step["epochs_left"] for step in found["plan"]} == {0}
+    assert found["counts"] == {"to run": 4}
+    assert found["estimate_seconds"] > 0
+
+
+def test_a_dry_run_writes_nothing(pretend, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "nowhere"))
+    found = _json(pretend, capsys, *SWEEP, "--dry-run", "--json")
+    assert len(found["plan"]) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reproduce_shares_backbones_and_labels_what_it_is(pretend, capsys):
+    words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/p*", "--dataset", "shapes", "--seeds", "2")
+    found = _json(pretend, capsys, *words, "--json")
+    assert found["done"] == len({json.dumps(step["settings"]) for step in found["plan"]})
+    assert all(step["evaluations"] == ["probe", "transfer to shapes"] for step in found["plan"])
+    assert {step["settings"]["epochs"] for step in found["plan"]} == {10}
+    assert [step["settings"]["seed"] for step in found["plan"]] == sorted(s["settings"]["seed"] for s in found["plan"])
+    pretend(*words)
+    assert "a rehearsal on shapes, not the paper's data" in capsys.readouterr().out
+    pretend("reproduce", "tab2", "--only", "MoCo/CIFAR10/*", "--epochs", "20", "--dry-run")
+    out = capsys.readouterr().out
+    assert "Tab. 2: a shorter look, 20 epochs" in out
+    assert "5 runs: 5 to run" in out
+
+
+def test_failed_runs_are_written_down_and_the_others_go_on(pretend, capsys, tmp_path):
+    pretend.fails = {2: "its process was ended by SIGKILL"}
+    with pytest.raises(SystemExit) as caught:
+        pretend(*SWEEP)
+    assert caught.value.code == 1
+    out, err = capsys.readouterr()
+    assert len(pretend.performed) == 4
+    assert "[2] mocov3 shapes emphasis(s=5) seed 0 failed: its process was ended by SIGKILL" in out
+    assert "marginlens: 1 of 4 runs failed; the first is [2]" in err
+    assert [entry.state for entry in scan(tmp_path / "runs")] == ["complete"] * 3
+
+
+def test_a_crash_is_recorded_in_the_run_s_folder(pretend, capsys, tmp_path, monkeypatch):
+    def run_local(steps, where, slots, ending, say, grace=60.0):
+        made(steps[0].job, tmp_path / "runs", epochs=1, complete=False)
+        yield Outcome(1, "failed", "its process was ended by SIGKILL", 1.0, crashed=True)
+
+    monkeypatch.setattr(local, "run_local", run_local)
+    refused(capsys, *SWEEP[:-4], "--grid", "seed=0", code=1)
+    (entry,) = scan(tmp_path / "runs")
+    assert (entry.state, entry.why) == ("failed", "its process was ended by SIGKILL")
+    found = _json(pretend, capsys, *SWEEP[:-4], "--grid", "seed=0", "--dry-run", "--json")
+    assert (found["plan"][0]["state"], found["plan"][0]["why"]) == ("failed", "its process was ended by SIGKILL")
+
+
+def test_blocked_runs_are_said_and_the_others_run(pretend, capsys, tmp_path):
+    pretend(*SWEEP, "--no-probe")
+    first = next(entry for entry in scan(tmp_path / "runs") if "plain-seed0" in entry.name)
+    for path in (first.path / "checkpoints").iterdir():
+        path.unlink()
+    capsys.readouterr()
+    pretend.performed.clear()
+    line = refused(capsys, *SWEEP[:-1], "seed=0|2")
+    assert "1 of 4 runs cannot be done" in line
+    assert "its weights are gone" in line
+    assert len(pretend.performed) == 3
+
+
+def test_the_time_limit_ends_with_what_is_left(pretend, capsys):
+    pretend.seconds = 0.3
+    pretend(*SWEEP, "--limit-minutes", "0.01")
+    out = capsys.readouterr().out
+    assert 0 < len(pretend.performed) < 4
+    left = 4 - len(pretend.performed)
+    assert f"{left} of 4 runs are left; the same command goes on where they are" in out
+
+
+def test_many_runs_are_confirmed(pretend, capsys, monkeypatch):
+    many = (*SWEEP[:-1], "seed=" + "|".join(map(str, range(60))))
+    assert "120 runs, more than --most 100; add --yes" in refused(capsys, *many)
+    assert len(pretend(*many, "--most", "120")) == 120
+    assert pretend(*many) == []  # all cached
+    assert "more than --most 1;" in refused(capsys, *SWEEP[:-1], "seed=1000|1001", "--most", "1")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda asked: "n")
+    assert "nothing was run" in refused(capsys, *SWEEP[:-1], "seed=1000|1001", "--most", "1")
+    monkeypatch.setattr("builtins.input", lambda asked: "y")
+    assert len(pretend(*SWEEP[:-1], "seed=1000|1001", "--most", "1")) == 4
+
+
+MISTAKES = {
+    ("sweep", "--data", "shapes"): "--grid is missing",
+    ("sweep", "--grid", "sed=1"): "did you mean 'seed'?",
+    ("sweep", "--grid", "seed=0", "--data", "cifar10"): "run: marginlens data prepare cifar10",
+    ("sweep", "--grid", "seed=0", "--data", "shapes", "--transfer-to", "stl10"): "run: marginlens data prepare stl10",
+    ("sweep", "--grid", "seed=0", "--data", "shapes", "--per-gpu", "2"): "give --at-once",
+    (
+        "sweep",
+        "--grid",
+        "batch=64|512",
+        "--data",
+        "shapes",
+    ): "batch=512 cannot be run: batch is 512, and there are only",
+    ("sweep", "--grid", "seed=0", "--data", "shapes", "--device", "tpu"): "there is no device 'tpu'",
+    ("sweep", "--grid", "seed=0", "--data", "shapes", "--at-once", "0"): "at_once is 0",
+    ("sweep", "--grid", "seed=0", "--data", "shapes", "--runs", "/dev/null"): "/dev/null is a file",
+    ("reproduce",): "name a table or figure",
+    ("reproduce", "tab99"): "there is no table 'tab99'",
+    ("reproduce", "tab2", "--only", "MoCo/CIFAR11/pos"): "near it: MoCo/CIFAR10/pos",
+    ("reproduce", "tab4"): "marginlens has neither ImageNet",
+    ("reproduce", "tab5"): "has no cells to run",
+    ("reproduce", "tab2", "--epochs", "300"): "--epochs is for a shorter look",
+    ("reproduce", "tab2", "--only", "MoCo/STL10/*"): "run: marginlens data prepare stl10",
+    ("reproduce", "tab2", "--dataset", "shpaes"): "shpaes",
+    ("reproduce", "tab2", "--seeds", "0"): "seeds is 0",
+    ("reproduce", "tab2", "--executor", "ray", "--address", "127.0.0.1:1"): "there is no Ray cluster at 127.0.0.1:1",
+    ("reproduce", "tab2", "--executor", "ray", "--address", "nowhere"): "it must be auto, HOST:PORT or ray://HOST:PORT",
+    ("reproduce", "tab2", "--executor", "ray", "--device", "cuda:1"): "on a cluster give auto, cpu or cuda",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_mistakes(capsys, words, tmp_path):
+    begin = time.monotonic()
+    assert MISTAKES[words] in refused(capsys, *words)
+    assert time.monotonic() - begin < 20
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ray_is_optional(capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    assert "pip install 'marginlens[ray]'" in refused(capsys, *SWEEP, "--executor", "ray")
+
+
+def test_settings_from_a_file_and_printed(pretend, capsys, tmp_path):
+    (tmp_path / "s.yaml").write_text("data: shapes\nepochs: 3\nprobe: false\n")
+    printed = _json(pretend, capsys, "sweep", "--config", "s.yaml", "--grid", "seed=0|1", "--print-config")
+    assert (printed["data"], printed["epochs"], printed["probe"], printed["most"]) == ("shapes", 3, False, 100)
+    (tmp_path / "again.json").write_text(json.dumps(printed))
+    assert _json(pretend, capsys, "sweep", "--config", "again.json", "--print-config") == printed
+    whole = _json(pretend, capsys, "reproduce", "tab2", "--seeds", "3", "--print-config")
+    (tmp_path / "again.json").write_text(json.dumps(whole))
+    assert _json(pretend, capsys, "reproduce", "tab2", "--config", "again.json", "--print-config") == whole
+    found = _json(pretend, capsys, "sweep", "--config", "s.yaml", "--epochs", "2", "--grid", "seed=0|1", "--json")
+    assert [step["settings"]["epochs"] for step in found["plan"]] == [2, 2]
+    assert [step["evaluations"] for step in found["plan"]] == [[], []]
+    (tmp_path / "s.yaml").write_text("efect: plain\n")
+    assert "there is no setting 'efect'" in refused(capsys, "sweep", "--config", "s.yaml", "--grid", "seed=0")
+
+
+def _json(pretend, capsys, *words):
+    capsys.readouterr()
+    pretend(*words)
+    return json.loads(capsys.readouterr().out)

@@ -1,0 +1,64 @@
+"""A grid is every combination of its values, typed as settings are; what cannot be is one line."""
+
+import pytest
+
+from marginlens.sweep import grid
+from marginlens.train.config import Pretrain
+
+
+def test_every_combination_once():
+    axes = grid.parse(["effect=emphasis(s=2)|emphasis(s=5)", "seed=0|1|2"])
+    found = grid.expand({"data": "shapes", "epochs": 3}, axes)
+    assert grid.size(axes) == len(found) == len(set(found)) == 6
+    assert {(s.effect, s.seed) for s in found} == {(e, n) for e in ("emphasis(s=5)", "emphasis(s=2)") for n in range(3)}
+    assert {(s.data, s.epochs, s.encoder) for s in found} == {("shapes", 3, "tiny")}
+
+
+def test_every_setting_can_be_in_a_grid():
+    """Any field, as text, comes out as the value that was written."""
+    texts = {"crop_scale": "0.3 1|0.4,1", "weights": "a.safetensors|b.safetensors", "beta": "0.5|1", "warmup": "0|1"}
+    texts |= {
+        "last-bn": "true|false",
+        "method": "mocov3|byol",
+        "data": "shapes|cifar10",
+        "effect": "plain|ratio(m1=0.4)",
+    }
+    special = {"split", "stem", "encoder", "ema_schedule", "weak_crop", "amp", "size"}
+    for name in Pretrain.model_fields:
+        if name in texts or name.replace("_", "-") in texts or name in special:
+            continue
+        default = getattr(Pretrain(), name)
+        texts[name] = "true|false" if isinstance(default, bool) else f"{default}|{default}"
+    for name, text in texts.items():
+        values = [getattr(s, name.replace("-", "_")) for s in grid.expand({}, grid.parse([f"{name}={text}"]))]
+        assert all(isinstance(v, type(getattr(Pretrain(), name.replace("-", "_")))) for v in values), name
+    assert grid.parse(["crop_scale=0.3 1|0.4,1"]) == {"crop_scale": [("0.3", "1"), ("0.4", "1")]}
+    assert [s.last_bn for s in grid.expand({}, grid.parse(["last-bn=true|false"]))] == [True, False]
+
+
+def test_a_grid_over_data_takes_each_one_s_recipe():
+    shapes, stl10 = grid.expand({"epochs": 40}, grid.parse(["data=shapes|stl10"]))
+    assert (shapes.encoder, shapes.batch, stl10.encoder, stl10.size) == ("tiny", 64, "resnet18", 64)
+
+
+@pytest.mark.parametrize(
+    ("grids", "said"),
+    [
+        (["seed"], "has no '='"),
+        (["efect=plain"], "did you mean 'effect'?"),
+        (["seed=0||1"], "empty value"),
+        (["crop_scale="], "empty value"),
+        (["seed=0", "seed=1"], "'seed' twice"),
+        (["seed=zero"], "the grid's seed=zero cannot be run"),
+        (
+            ["method=mocov3|simclr", "ema=0.9|0.5"],
+            "the grid's method=simclr, ema=0.9 cannot be run: ema is about a teacher",
+        ),
+        (["seed=" + "|".join(map(str, range(200))), "tau=" + "|".join(str(1 + i) for i in range(200))], "40,000 runs"),
+    ],
+)
+def test_impossible_grids(grids, said):
+    with pytest.raises(ValueError) as caught:
+        grid.expand({}, grid.parse(grids))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

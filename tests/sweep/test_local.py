@@ -1,0 +1,175 @@
+"""The executor of this machine: every way in which a child can end, and every way in which the parent can."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+import marginlens
+from marginlens.runs.store import scan
+from marginlens.sweep import child, local, plan, worker
+from marginlens.sweep.job import Where
+from tests.sweep.conftest import job
+from tests.train.conftest import wait_for
+
+FAKE = """
+import json, os, signal, sys, time
+request = json.loads(sys.stdin.readline())
+seed, folder = request["job"]["settings"]["seed"], request["where"]["runs"]
+def note(what):
+    with open(os.path.join(folder, "log"), "a") as file:
+        file.write(f"{what} {seed} {os.getpid()}\\n")
+note("begin")
+print("working", file=sys.stderr, flush=True)
+kind = request["job"]["settings"]["tau"]
+if kind == 1.0:
+    os.kill(os.getpid(), signal.SIGKILL)
+if kind == 2.0:
+    sys.exit("Killed by a bad import")
+if kind == 3.0:
+    print(json.dumps({"code": 1, "run": "", "line": "no space left to write x; free some space"}))
+    sys.exit(1)
+if kind == 4.0:
+    time.sleep(600)
+if kind == 5.0:
+    sys.stdin.read()
+    print(json.dumps({"code": 143, "run": "", "line": "stopped"}))
+    sys.exit(143)
+time.sleep(0.2)
+note("end")
+print("last words", file=sys.stderr, end="")
+print(json.dumps({"code": 0, "run": folder, "line": ""}))
+"""
+FINE, CRASHES, SILENT, FULL, HANGS, WAITS = 0.5, 1.0, 2.0, 3.0, 4.0, 5.0
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Steps whose worker does what `tau` says; returns the executor and what was said."""
+    monkeypatch.setattr(child, "WORKER", (sys.executable, "-S", "-E", "-c", FAKE))
+    lines = []
+
+    def run(*kinds, at_once=1, ending=lambda: False, grace=60.0):
+        jobs = [job(seed=i, tau=kind) for i, kind in enumerate(kinds)]
+        steps = plan.make_plan(jobs, tmp_path / "none", {})
+        slots = [local.Slot("cpu", {})] * at_once
+        return local.run_local(steps, Where(runs=str(tmp_path)), slots, ending, lines.append, grace)
+
+    run.lines = lines
+    run.log = lambda: [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    return run
+
+
+def alive(pid):
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_one_after_another(fake):
+    found = list(fake(FINE, FINE, FINE))
+    assert [(o.number, o.state) for o in found] == [(1, "done"), (2, "done"), (3, "done")]
+    assert [(what, seed) for what, seed, _ in fake.log()] == [(w, s) for s in "012" for w in ("begin", "end")]
+    assert "[2] working" in fake.lines
+    assert all(o.seconds > 0.2 for o in found)
+
+
+def test_two_at_once(fake):
+    assert len(list(fake(FINE, FINE, FINE, FINE, at_once=2))) == 4
+    running, most = set(), 0
+    for what, seed, _ in fake.log():
+        running = running | {seed} if what == "begin" else running - {seed}
+        most = max(most, len(running))
+    assert most == 2
+
+
+def test_others_go_on_when_one_fails(fake):
+    found = list(fake(CRASHES, SILENT, FULL, FINE))
+    assert [o.state for o in found] == ["failed", "failed", "failed", "done"]
+    assert [o.crashed for o in found] == [True, True, False, False]
+    assert "ended by SIGKILL, perhaps by the system for want of memory" in found[0].line
+    assert "exit code 1 and said nothing" in found[1].line
+    assert found[2].line.startswith("no space left")
+
+
+def after(fake, count):
+    """True from when so many workers have begun."""
+    return lambda: sum(line.endswith("working") for line in fake.lines) >= count
+
+
+def test_asked_to_end_they_do_and_nothing_new_begins(fake):
+    found = list(fake(WAITS, WAITS, FINE, at_once=2, ending=after(fake, 2)))
+    assert sorted((o.number, o.state) for o in found) == [(1, "stopped"), (2, "stopped")]
+
+
+def test_one_that_does_not_end_is_killed(fake):
+    begin = time.monotonic()
+    (found,) = list(fake(HANGS, ending=after(fake, 1), grace=0.5))
+    assert (found.state, found.crashed) == ("stopped", False)
+    assert "was killed" in found.line
+    assert time.monotonic() - begin < 20
+    assert not alive(fake.log()[0][2])
+
+
+def test_whatever_ends_the_parent_ends_its_children(fake):
+    run = fake(HANGS, FINE, at_once=2)
+    assert next(run).number == 2
+    pid = wait_for(lambda: next((pid for _, seed, pid in fake.log() if seed == "0"), ""))
+    assert alive(pid)
+    run.close()
+    assert not alive(pid)
+
+
+def test_a_worker_ends_when_its_parent_is_gone(tmp_path):
+    """The real one: all of its pipes break, as they do when the parent is killed, and it writes a checkpoint."""
+    orphan = child.Child(1, job(epochs=500), Where(runs=str(tmp_path), device="cpu"), {"OMP_NUM_THREADS": "1"})
+    wait_for(lambda: list(tmp_path.glob("*/metrics.jsonl")))
+    for pipe in (orphan.process.stderr, orphan.process.stdout):
+        pipe.close()
+    time.sleep(1.0)  # a line or two that nobody hears
+    orphan.process.stdin.close()
+    wait_for(lambda: orphan.ended)
+    assert orphan.process.returncode == 143
+    (entry,) = scan(tmp_path)
+    assert (entry.state, entry.weights) == ("interrupted", True)
+    assert entry.epochs_done > 1
+
+
+def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
+    """A node's data may be others than those that the plan was made with."""
+    request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}
+    where = Where(runs=str(tmp_path), fingerprint="0" * 64).model_dump(mode="json")
+    found = worker._perform(request | {"where": where}, threading.Event())
+    assert (found["code"], "shapes has another content here" in found["line"]) == (2, True)
+    found = worker._perform(request | {"where": where, "version": "0"}, threading.Event())
+    assert (found["code"], "0 where the run was planned" in found["line"]) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slots(monkeypatch):
+    assert [s.environment for s in local.make_slots("cpu", at_once=3)] == [{"OMP_NUM_THREADS": "1"}] * 3
+    assert local.device_name(local.make_slots("cpu")) == "CPU, 1 threads"
+    with pytest.raises(ValueError, match="give --at-once"):
+        local.make_slots("cpu", per_gpu=2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    gpus = [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("auto", per_gpu=2)]
+    assert gpus == ["0", "1", "0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda")] == ["4", "7"]
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda:1")] == ["7"]
+    with pytest.raises(ValueError, match="give --per-gpu"):
+        local.make_slots("cuda", at_once=2)
+    with pytest.raises(ValueError, match="2 CUDA devices are here"):
+        local.make_slots("cuda:2")
+
+
+def test_a_signal_that_is_not_sigkill_is_named(fake, monkeypatch):
+    monkeypatch.setattr(child, "WORKER", (sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 11)"))
+    (found,) = list(fake(FINE))
+    assert f"ended by {signal.Signals(11).name};" in found.line

@@ -1,0 +1,122 @@
+"""A plan says of every job what is done, what goes on, what is left, and what cannot be done and why."""
+
+import shutil
+
+import pytest
+
+from marginlens.runs.store import scan
+from marginlens.sweep import plan
+from marginlens.sweep.job import merge
+from marginlens.train.record import locked, save_json
+from tests.sweep.conftest import job, made
+
+
+def planned(jobs, runs, **fingerprints):
+    known = plan.prepared(jobs, draw=False) | fingerprints
+    return plan.make_plan(jobs, runs, known)
+
+
+def states(steps):
+    return [step.state for step in steps]
+
+
+def test_nothing_is_there(tmp_path):
+    jobs = [job(seed=seed) for seed in range(3)]
+    steps = planned(jobs, tmp_path / "none")
+    assert states(steps) == ["to run"] * 3
+    assert [step.epochs_left for step in steps] == [2, 2, 2]
+    assert not (tmp_path / "none").exists()
+
+
+def test_each_state(tmp_path):
+    cached, lacking, cut, failed, gone, new = (job("shapes", seed=seed) for seed in range(6))
+    made(cached, tmp_path)
+    made(cached.model_copy(update={"settings": lacking.settings, "evaluations": lacking.evaluations[:1]}), tmp_path)
+    made(cut, tmp_path, epochs=1, complete=False)
+    path = made(failed, tmp_path, epochs=1, complete=False).path
+    save_json(path / "failure.json", {"time": "", "line": "the loss became nan at step 1", "code": 1, "step": 1})
+    half = gone.model_copy(update={"evaluations": gone.evaluations[1:]})
+    weightless = made(half, tmp_path, weights=False)
+    steps = planned([cached, lacking, cut, failed, gone, new], tmp_path)
+    assert states(steps) == ["cached", "to run", "interrupted", "failed", "blocked", "to run"]
+    assert [step.epochs_left for step in steps] == [0, 0, 1, 1, 0, 2]
+    both = "probe, transfer to shapes"
+    assert [step.follows for step in steps] == ["", "transfer to shapes", both, both, "probe", both]
+    assert steps[3].why == "the loss became nan at step 1"
+    assert str(weightless.path) in steps[4].why
+    assert "its weights are gone" in steps[4].why
+    assert plan.counts(steps) == {"cached": 1, "to run": 2, "interrupted": 1, "failed": 1, "blocked": 1}
+    assert [step.due for step in steps] == [False, True, True, True, False, True]
+    abroad = plan.away(steps)
+    assert states(abroad) == ["cached", "blocked", "blocked", "blocked", "blocked", "to run"]
+    assert "which the cluster does not see" in abroad[2].why
+
+
+def test_a_run_in_use_is_left_alone(tmp_path):
+    run = made(job(), tmp_path, epochs=1, complete=False)
+    with locked(run):
+        (step,) = planned([job()], tmp_path)
+    assert (step.state, "in use" in step.why) == ("blocked", True)
+
+
+def test_a_foreign_folder_in_a_run_s_place(tmp_path):
+    path = made(job(), tmp_path).path
+    (path / "config.json").write_text("{")
+    (step, other) = planned([job(), job(seed=1)], tmp_path)
+    assert (step.state, other.state) == ("blocked", "to run")
+    assert "config.json" in step.why
+
+
+def test_without_data_runs_are_known_by_their_settings(tmp_path, monkeypatch, data_root):
+    made(job(), tmp_path / "runs")
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "empty"))
+    jobs = [job(), job(data="cifar10")]
+    known = plan.prepared(jobs, draw=False)
+    assert known == {"shapes": "", "cifar10": ""}
+    assert not (tmp_path / "empty").exists()
+    steps = plan.make_plan(jobs, tmp_path / "runs", known)
+    assert states(steps) == ["cached", "to run"]
+    with pytest.raises(ValueError, match="run: marginlens data prepare cifar10"):
+        plan.check_prepared(steps, known)
+    plan.check_prepared(steps[:1], known)  # what is cached needs no data
+    both = plan.make_plan([*jobs, job(data="stl10")], tmp_path / "runs", known | {"stl10": ""})
+    with pytest.raises(ValueError, match="prepare cifar10 and marginlens data prepare stl10"):
+        plan.check_prepared(both, known | {"stl10": ""})
+
+
+def test_other_data_of_the_same_name_are_another_run(tmp_path):
+    made(job(), tmp_path)
+    assert states(planned([job()], tmp_path, shapes="0" * 64)) == ["to run"]
+
+
+def test_transfer_data_that_changed_are_measured_again(tmp_path):
+    path = made(job("shapes"), tmp_path).path
+    (one,) = path.glob("evaluations/transfer-*")
+    one.write_text(one.read_text().replace(scan(tmp_path)[0].run.data, "0" * 64))
+    (step,) = planned([job("shapes")], tmp_path)
+    assert (step.state, step.follows) == ("to run", "transfer to shapes")
+
+
+def test_a_table_fills_evenly_and_shared_runs_come_once():
+    jobs = merge(plan.evenly([job(seed=s, effect=e) for e in ("plain", "ratio(m1=0.4)") for s in (1, 0)] * 2))
+    assert [(j.settings.seed, j.settings.effect) for j in jobs] == [
+        (0, "plain"), (0, "ratio(m1=0.4)"), (1, "plain"), (1, "ratio(m1=0.4)")
+    ]  # fmt: skip
+    simclr = [job(method="simclr", seed=0), job("shapes", method="simclr", seed=0)]
+    (one,) = merge(simclr)
+    assert len(one.evaluations) == 2
+
+
+def test_names_tell_jobs_apart():
+    assert plan.names([job(seed=1)]) == ["mocov3 shapes plain seed 1"]
+    found = plan.names([job(seed=1, tau=0.1), job(seed=1, tau=0.2)])
+    assert found == ["mocov3 shapes plain seed 1 tau=0.1", "mocov3 shapes plain seed 1 tau=0.2"]
+
+
+def test_planning_changes_nothing(tmp_path):
+    made(job(), tmp_path)
+    shutil.copytree(tmp_path, tmp_path.with_name("before"))
+    planned([job(), job(seed=1)], tmp_path)
+    files = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = tmp_path.with_name("before")
+    assert files == {p.relative_to(before): p.read_bytes() for p in before.rglob("*") if p.is_file()}
