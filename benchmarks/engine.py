@@ -38,11 +38,18 @@ from marginlens.train.trainer import Trainer
 PARTS = ("steps", "parts", "profile", "together", "probe", "large")
 KINDS = {
     "convolutions": ("fprop", "dgrad", "wgrad", "implicit_gemm", "cutlass", "cask"),
-    "batch norm, addition, ReLU": ("_stats", "_normalise", "_sums", "_input_gradient", "_whole"),
+    "biases of the heads": ("_column_sums",),
+    "batch norm, addition, ReLU": (
+        "stats_kernel",
+        "normalise_kernel",
+        "sums_kernel",
+        "input_gradient_kernel",
+        "whole_",
+    ),
     "stem": ("_stem",),
     "SGD, EMA, copies": ("_sgd_ema",),
     "views": ("views_kernel",),
-    "heads": ("nvjet", "gemm", "_column_sums", "_pool"),
+    "heads": ("nvjet", "gemm", "_pool"),
 }
 """What a kernel's name says of it, the first that fits; the rest is the loss and small things."""
 

@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows; cpu: 256 to 8,192, cuda: 256 to 262,144")
     parser.add_argument("--seconds", type=float, help="per layout and size, at least three rounds; cpu 5, cuda 0.3")
-    parser.add_argument("--limit", type=float, default=115.0, help="seconds in all, cuda only")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds in all, cuda only")
     parser.add_argument("--out", type=Path, help="results/loss_cpu.json or results/loss_gpu.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

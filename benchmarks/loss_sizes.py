@@ -90,8 +90,10 @@ def main() -> None:
     content: dict[str, Any] = {"facts": machine.facts("cuda", d=D, tau=TAU), "roofs": roofs}
     content["large"] = list(large(roofs["bf16_tflops"]))
     machine.save(out, content)
-    content["rows"] = list(by_size())
-    machine.save(out, content)
+    content["rows"] = []
+    for row in by_size():
+        content["rows"].append(row)
+        machine.save(out, content)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,6 @@ The paper is "Understanding Contrastive Learning Through the Lens of Margins" (a
 """
 
 from marginlens.paper.cells import Cell, Published, Table, Value
-from marginlens.paper.registry import TABLES, elsewhere, find
+from marginlens.paper.registry import TABLES, elsewhere, find, readings
 
-__all__ = ["TABLES", "Cell", "Published", "Table", "Value", "elsewhere", "find"]
+__all__ = ["TABLES", "Cell", "Published", "Table", "Value", "elsewhere", "find", "readings"]

@@ -52,6 +52,8 @@ class Cell:
     """The parameters that make this cell, by the paper's symbols (and batch, epochs): a figure's coordinates."""
     alternatives: Mapping[str, Settings] = field(default_factory=dict, hash=False)
     """Settings for other readings of the paper's words, by what differs; empty where there is one reading."""
+    reading: str = ""
+    """Which of those this is; "" for the first reading."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -32,6 +33,22 @@ def find(pattern: str, table: str = "") -> tuple[Cell, ...]:
     close = [paths[path] for path in get_close_matches(pattern.lower(), paths, n=3, cutoff=0.6)]
     hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
     raise ValueError(f"no cell of {where} matches {pattern!r}; {hint}")
+
+
+def readings(cell: Cell) -> tuple[Cell, ...]:
+    """The cell by every reading of the paper's words: as it stands, and a cell for each of its alternatives."""
+    others = (
+        replace(
+            cell,
+            path=f"{cell.path}/{what}",
+            row=f"{cell.row} ({what})",
+            settings=settings,
+            alternatives={},
+            reading=what,
+        )
+        for what, settings in cell.alternatives.items()
+    )
+    return cell, *others
 
 
 def elsewhere(cell: Cell) -> tuple[Cell, ...]:

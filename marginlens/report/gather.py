@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import marginlens as ml
-from marginlens.paper import Cell, Table
+from marginlens.paper import Cell, Table, readings
 from marginlens.report.seen import Seen, read_all
 from marginlens.runs.store import Entry
 from marginlens.sweep.cells import Label, follows, match, measured
@@ -89,6 +89,7 @@ class Gathered:
 
 def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence[str] = ()) -> Gathered:
     """Reads every run once and puts it where it belongs; of `only` these tables, where it is given."""
+    tables = {key: _read(table) for key, table in tables.items()}
     runs, bad, copies = read_all(entries)
     found = _kept(_matches(tables, runs))
     own = {seen.key for _, seen, kind in found if kind == "exact"}
@@ -100,7 +101,7 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     looks: dict[str, list[Line]] = {}
     for key, table in chosen.items():
         made = [_lines(cell, groups.get((key, cell.path), [])) for cell in table.cells]
-        lines[key] = [first for first, *_ in made]
+        lines[key] = [first for first, *_ in made if first.runs or not first.cell.reading]
         looks[key] = [look for _, *more in made for look in more]
     others = [] if only else [seen for seen in runs if seen.key not in own]
     if only:
@@ -108,6 +109,13 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
         runs = [seen for seen in runs if seen.key in shown]
     labels = {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
+
+
+def _read(table: Table) -> Table:
+    """A table whose cells come by every reading of the paper's words; other readings are only shown where they ran."""
+    if table.kind != "table":
+        return table
+    return replace(table, cells=tuple(read for cell in table.cells for read in readings(cell)))
 
 
 def _order(seen: Seen) -> tuple[int, str]:

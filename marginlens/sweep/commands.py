@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
-from marginlens.paper import TABLES, Cell, find
+from marginlens.paper import TABLES, Cell, find, readings
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep.job import Job, evaluate, merge
@@ -73,6 +73,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
         print(show(chosen, place))
         return
     found, notes = _select(tables, chosen.only)
+    found = [read for cell in found for read in (readings(cell) if chosen.readings else (cell,))]
     ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
     jobs = [cells.job(cell, seed, *ask) for seed in range(chosen.seeds) for cell in found]
     _do(merge(evenly(jobs)), place, bool(given.get("json")), _title(tables, chosen), notes)

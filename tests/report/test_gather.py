@@ -53,6 +53,19 @@ def test_one_seed_has_no_deviation(store):
     assert line(read(store)).std is None
 
 
+def test_another_reading_of_the_paper_stands_where_it_ran_beside_the_same_number(store):
+    write_run(store, data="cifar10", effect="ratio(m1=1.6, scope=row)", probe=89.0, transfer={"cifar100": 42})
+    found = read(store)
+    other = line(found, "MoCo/CIFAR10/ratio/scope=row")
+    assert (other.cell.row, other.mean, other.difference) == ("MoCo + ratio. (scope=row)", 89.0, pytest.approx(-1.1))
+    assert line(found, "MoCo/CIFAR10->CIFAR100/ratio/scope=row", "tab3").mean == 42
+    assert line(found, "MoCo/CIFAR10/ratio").mean is None
+    assert not found.others
+    shown = [x.cell.path for x in found.lines["tab2"]]
+    assert shown.index("MoCo/CIFAR10/ratio/scope=row") == shown.index("MoCo/CIFAR10/ratio") + 1
+    assert sum("scope" in path for path in shown) == 1  # what did not run is not shown by every reading
+
+
 def test_nothing_run(store):
     found = read(store)
     assert all(x.mean is None and not x.partial for lines in found.lines.values() for x in lines)

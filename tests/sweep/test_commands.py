@@ -104,6 +104,15 @@ def test_reproduce_shares_backbones_and_labels_what_it_is(pretend, capsys):
     assert "5 runs: 5 to run" in out
 
 
+def test_reproduce_by_every_reading(pretend, capsys):
+    words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/ratio", "--dry-run", "--json")
+    assert len(_json(pretend, capsys, *words)["plan"]) == 2
+    found = _json(pretend, capsys, *words, "--readings")["plan"]
+    assert {step["settings"]["effect"] for step in found} == {"ratio(m1=1.6)", "ratio(m1=1.6, scope=row)"}
+    assert len(found) == 4
+    assert all(len(step["evaluations"]) == 2 for step in found)
+
+
 def test_failed_runs_are_written_down_and_the_others_go_on(pretend, capsys, tmp_path):
     pretend.fails = {2: "its process was ended by SIGKILL"}
     with pytest.raises(SystemExit) as caught:
