@@ -14,6 +14,8 @@ from marginlens.data.atomic import save
 from marginlens.paper import TABLES
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.page import page
+from marginlens.report.tables import brief
+from marginlens.report.tables import insert as put_in
 from marginlens.report.tables import latex as make_latex
 from marginlens.report.tables import markdown as make_markdown
 from marginlens.runs.store import scan
@@ -27,6 +29,7 @@ def report(
     only: tuple[str, ...] = (),
     markdown: Path | None = None,
     latex: Path | None = None,
+    insert: Path | None = None,
     json: bool = False,
 ) -> None:
     """Lays our runs beside the paper: one self-contained page, and the tables as Markdown and LaTeX.
@@ -46,10 +49,16 @@ def report(
         only: Only these tables and figures, e.g. tab2 'fig*', and the runs that stand in them; not given: all.
         markdown: Write the Markdown tables to this file instead of OUT/tables.md.
         latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
+        insert: Put a table of what was run into this Markdown file, between the marks <!-- marginlens report --> and
+            <!-- end of marginlens report -->.
         json: Print the tables' numbers as JSON.
     """
     found = read(runs, only)
+    text = insert_brief(found, insert.expanduser()) if insert else ""
     written = write(found, runs, out, markdown, latex)
+    if insert:
+        _put(insert.expanduser(), text)
+        written.append(str(insert))
     if json:
         print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
@@ -76,6 +85,18 @@ def write(
     _put(table, make_markdown(found, table))
     _put(tex, make_latex(found))
     return [str(path) for path in (out / "report.html", table, tex)]
+
+
+def insert_brief(found: Gathered, path: Path) -> str:
+    """The file's text with the table of what was run in its place."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ValueError(f"cannot read {path} ({error.strerror}); --insert names a Markdown file") from None
+    try:
+        return put_in(text, brief(found, path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def summary(found: Gathered) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from marginlens.paper import TABLES
 from marginlens.report.gather import gather
-from marginlens.report.tables import latex, markdown
+from marginlens.report.tables import BEGIN, END, brief, insert, latex, markdown
 from marginlens.runs.store import scan
 from tests.report.folders import write_run
 
@@ -47,6 +47,20 @@ def test_same_records_same_bytes(store, tmp_path):
     subprocess.run([sys.executable, "-c", script, str(folder), str(other)], check=True, timeout=60)
     again = (folder / "tables.md").read_text(), (folder / "tables.tex").read_text()
     assert again == first
+
+
+def test_a_brief_table_of_what_was_run_between_its_marks(store, tmp_path):
+    table = brief(read(store), tmp_path / "README.md")
+    assert [[cell.strip() for cell in line.split("|")[1:-1]][:4] for line in table.splitlines()[2:]] == [
+        ["Tab. 2", "MoCo", "CIFAR10", "89.413 ± 0.109"],
+        ["Tab. 3", "MoCo", "CIFAR10 → CIFAR100", "43.590 ± 0.225"],
+    ]
+    text = insert(f"above {BEGIN}old{END} below", table)
+    assert text == f"above {BEGIN}\n{table}{END} below"
+    assert insert(text, table) == text
+    for wrong in ("no marks", f"only {BEGIN}", f"{END} the wrong way round {BEGIN}"):
+        with pytest.raises(ValueError, match="there is no place for the table"):
+            insert(wrong, table)
 
 
 def test_markdown_links_lead_to_runs(store, tmp_path):
