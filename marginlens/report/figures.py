@@ -49,9 +49,8 @@ def _data(line: Line) -> str:
 
 
 def _series(table: Table, cell: Cell) -> str:
-    if table.series == "method":
-        return cell.path.split("/")[0]
-    return f"{table.series} = {cell.at[table.series]:g}"
+    name = cell.path.split("/")[0] if table.series == "method" else f"{table.series} = {cell.at[table.series]:g}"
+    return f"{name} ({cell.reading})" if cell.reading else name
 
 
 def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> str:

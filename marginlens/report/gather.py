@@ -8,17 +8,18 @@ here but means and standard deviations, and no data set is opened.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import marginlens as ml
 from marginlens.paper import Cell, Table, readings
+from marginlens.report.contents import Usual, odd_content, odd_data, usual_contents
 from marginlens.report.seen import Seen, read_all
 from marginlens.runs.store import Entry
-from marginlens.sweep.cells import Label, follows, match, measured
+from marginlens.sweep.cells import Label, follows, match, numerics, standing
 from marginlens.train.config import Pretrain
+from marginlens.train.identity import NUMERICS
 
 
 @dataclass(frozen=True)
@@ -94,27 +95,29 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     found = _kept(_matches(tables, runs))
     own = {seen.key for _, seen, kind in found if kind == "exact"}
     groups: dict[tuple[str, str], list[tuple[Seen, Label]]] = {}
+    by_table: dict[str, list[tuple[Cell, Seen, Label]]] = {}
     for cell, seen, kind in found:
         groups.setdefault((cell.table, cell.path), []).append((seen, kind))
+        by_table.setdefault(cell.table, []).append((cell, seen, kind))
     chosen = {key: table for key, table in tables.items() if not only or key in only}
     lines: dict[str, list[Line]] = {}
     looks: dict[str, list[Line]] = {}
     for key, table in chosen.items():
-        made = [_lines(cell, groups.get((key, cell.path), [])) for cell in table.cells]
+        usual = usual_contents(by_table.get(key, []))
+        made = [_lines(cell, groups.get((key, cell.path), []), usual) for cell in table.cells]
         lines[key] = [first for first, *_ in made if first.runs or not first.cell.reading]
         looks[key] = [look for _, *more in made for look in more]
     others = [] if only else [seen for seen in runs if seen.key not in own]
     if only:
         shown = {s.key for part in (lines, looks) for held in part.values() for line in held for s in line.runs}
         runs = [seen for seen in runs if seen.key in shown]
-    labels = {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
+    labels = {seen.key: seen.numerics for seen in runs if seen.numerics}
+    labels |= {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
 
 
 def _read(table: Table) -> Table:
     """A table whose cells come by every reading of the paper's words; other readings are only shown where they ran."""
-    if table.kind != "table":
-        return table
     return replace(table, cells=tuple(read for cell in table.cells for read in readings(cell)))
 
 
@@ -174,29 +177,35 @@ def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, L
     ]
 
 
-def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]]) -> list[Line]:
-    """The cell's own line, whatever is in it, and then one for each label.
-
-    One run per seed: where data of one name differ in content, those that most runs saw count.
-    """
-    values: dict[str, list[Value]] = {}
+def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list[Line]:
+    """The cell's own line, whatever is in it, and then one for each label; one number per seed in each."""
+    values: dict[str, dict[int, Value]] = {}
     partial: dict[str, list[Partial]] = {}
-    usual = {kind: Counter(s.run.data for s, k in runs if k == kind).most_common(1)[0][0] for _, kind in runs}
-    for seen, kind in sorted(runs, key=lambda pair: _order(pair[0])):
-        found = measured(cell, seen.run) if seen.complete else None
-        plain = _label(cell, seen, kind, None)
-        if seen.run.data != usual[kind]:
-            partial.setdefault(plain, []).append(Partial(seen, "not counted: the content of its data differs"))
-        elif found is None:
-            if kind == "exact" or not seen.complete:  # a look at another cell does not lack this one's evaluation
-                partial.setdefault(plain, []).append(Partial(seen, _lacks(cell, seen)))
-        else:
-            label = _label(cell, seen, kind, found[0])
-            values.setdefault(label, []).append(Value(seen, float(found[0]["top1"])))
-            if label and kind == "exact":
-                partial.setdefault("", []).append(Partial(seen, f"complete, only a shorter look ({label})"))
+    latest = sorted(runs, key=lambda pair: pair[0].began, reverse=True)
+    for seen, kind in sorted(latest, key=lambda pair: pair[0].settings.seed):
+        label, found = _label(cell, seen, kind, None), None
+        said = odd_content(seen.settings.data, seen.run.data, usual[kind, seen.settings.data])
+        if not said and seen.complete:
+            able = standing(cell, seen.run, seen.evaluations, kind)
+            found = next((one for one in able if not odd_data(one, kind, usual)), None)
+            said = odd_data(able[0], kind, usual) if able and found is None else ""
+        if found is not None:
+            label = _label(cell, seen, kind, found)
+            first = values.setdefault(label, {}).setdefault(seen.settings.seed, Value(seen, float(found["top1"])))
+            said = "" if first.run is seen else f"not counted: {first.run.entry.name} has this seed already"
+            if label and kind == "exact" and not said:
+                partial.setdefault("", []).append(Partial(seen, _not_quite(seen, label)))
+        elif not said and (kind == "exact" or not seen.complete):  # a look at another cell lacks nothing here
+            said = _lacks(cell, seen)
+        if said:
+            partial.setdefault(label, []).append(Partial(seen, said))
     keys = ["", *sorted({*values, *partial} - {""})]
-    return [Line(cell, key, tuple(values.get(key, ())), tuple(partial.get(key, ()))) for key in keys]
+    return [Line(cell, key, tuple(values.get(key, {}).values()), tuple(partial.get(key, ()))) for key in keys]
+
+
+def _not_quite(seen: Seen, label: str) -> str:
+    """Why a number of a cell's own run is not in the cell's own line."""
+    return f"not counted: {seen.numerics}" if seen.numerics else f"complete, only a shorter look ({label})"
 
 
 def _label(cell: Cell, seen: Seen, kind: Label, found: Mapping[str, Any] | None) -> str:
@@ -208,6 +217,10 @@ def _label(cell: Cell, seen: Seen, kind: Label, found: Mapping[str, Any] | None)
         full = follows(cell, seen.settings.data if kind == "rehearsal" else None).settings.epochs
         if (probed := found["settings"]["epochs"]) != full:
             said.append(f"probe of {probed} of {full} epochs")
+        if (by := numerics(found)) not in (NUMERICS, seen.run.numerics):
+            said.append(f"evaluated with numerics {by}, not {NUMERICS}")
+    if seen.numerics:
+        said.append(seen.numerics)
     return ", ".join(said)
 
 
@@ -216,6 +229,6 @@ def _lacks(cell: Cell, seen: Seen) -> str:
     if not seen.complete:
         return seen.said
     wanted = follows(cell)
-    if any((known["kind"], known["data"]) == (wanted.kind, wanted.data) for known in seen.entry.evaluations):
+    if any((known["kind"], known["data"]) == (wanted.kind, wanted.data) for known in seen.evaluations):
         return f"complete, {wanted.name} has other settings"
     return "complete, not probed" if wanted.kind == "probe" else f"complete, no {wanted.name}"

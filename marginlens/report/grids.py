@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from marginlens.paper import Table
 from marginlens.report.again import spelled, unusual
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.seen import Seen
+from marginlens.sweep.cells import when
 from marginlens.train.config import Pretrain
 
 SPREAD = (
@@ -98,13 +100,15 @@ def looks_grid(gathered: Gathered) -> Grid:
 def others_grid(gathered: Gathered) -> Grid:
     """Runs that are no cell's own, by the settings in which they differ; a row for those of several seeds."""
     runs, said = gathered.others, gathered.labels
-    groups: dict[tuple[str, str], list[Seen]] = {}
+    groups: dict[tuple[str, str, int], list[Seen]] = {}
     for seen in runs:
         shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
-        groups.setdefault((shared, seen.run.data), []).append(seen)
+        groups.setdefault((shared, seen.run.data, seen.run.numerics), []).append(seen)
     firsts = [group[0] for group in groups.values()]
     fields = _differing(firsts)
-    results = {seen.key: _results(seen) for seen in runs}
+    targets = {(one["data"], one["data_fingerprint"]) for seen in runs for one in seen.evaluations}
+    several = {data for data, count in Counter(data for data, _ in targets).items() if count > 1}
+    results = {seen.key: _results(seen, several) for seen in runs}
     columns = sorted({name for found in results.values() for name in found}, key=lambda n: (n not in _FIRST, n))
     rows = []
     for group in groups.values():
@@ -213,11 +217,14 @@ def _setting(seen: Seen, name: str) -> Item:
     return say(" ".join(f"{x:g}" for x in value) if isinstance(value, list) else str(value))
 
 
-def _results(seen: Seen) -> dict[str, float]:
-    """What a run gave, by the name of a column."""
+def _results(seen: Seen, several: Collection[str]) -> dict[str, float]:
+    """What a run gave, by the name of a column; `several`: data that differ in content, which is then named too."""
     result = seen.entry.result
     found = {name: result[key] for key, name in (("loss", "loss"), ("knn", "kNN")) if key in result}
-    return found | {measure(known): known["top1"] for known in seen.entry.evaluations}
+    for known in sorted(seen.evaluations, key=when):
+        foreign = known["kind"] == "transfer" and known["data"] in several
+        found[measure(known) + (f" of content {known['data_fingerprint'][:10]}" if foreign else "")] = known["top1"]
+    return found
 
 
 def measure(known: Mapping[str, Any]) -> str:

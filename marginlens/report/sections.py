@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,12 +42,12 @@ def section(seen: Seen, number: int, lines: Sequence[Line], copies: Sequence[str
     if lines:
         parts.append(f"<p>Stands in: {'; '.join(_place(line, seen, names) for line in lines)}</p>")
     parts.append(f'<p><a href="#curves" data-curve="{number}">Its curves</a></p>' if seen.metrics else "")
-    again = commands(seen.entry.path, chosen, seen.entry.evaluations)
+    again = commands(seen.entry.path, chosen, seen.evaluations)
     parts.append(f"<h3>Commands</h3><pre>{_e(chr(10).join(again))}</pre>")
-    config = f"marginlens pretrain --config {seen.entry.path / 'config.json'}"
+    config = f"marginlens pretrain --config {shlex.quote(str(seen.entry.path / 'config.json'))}"
     parts.append(f'<p class="small">The first, with everything spelled out: <code>{_e(config)}</code></p>')
-    if seen.entry.evaluations:
-        parts.append(f"<h3>Evaluations</h3>{''.join(_evaluation(known) for known in seen.entry.evaluations)}")
+    if seen.evaluations:
+        parts.append(f"<h3>Evaluations</h3>{''.join(_evaluation(known) for known in seen.evaluations)}")
     parts.append(f"<h3>Environment</h3>{''.join(_start(start) for start in seen.entry.starts) or '<p>none</p>'}")
     parts.append(f"<h3>Configuration</h3><pre>{_e(_settings(chosen.model_dump(mode='json')))}</pre>")
     head = f'<b>{_e(about)}</b> <span class="state{failed}">{_e(seen.said)}</span>'
@@ -97,8 +98,7 @@ def _facts(known: Mapping[str, Any]) -> str:
 
 def _evaluation(known: Mapping[str, Any]) -> str:
     numbers = {k: v for k, v in known.items() if isinstance(v, int | float)}
-    device = known.get("environment", {})
-    where = f"<br>{_e(_environment(device))}" if isinstance(device, dict) and device else ""
+    where = f"<br>{_e(_environment(known['environment']))}"
     more = f'<span class="small">{_e(_settings(known["settings"]))}{where}</span>'
     return f"<p><b>{_e(measure(known))}</b>: {_e(_facts(numbers))}<br>{more}</p>"
 

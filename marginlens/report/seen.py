@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from marginlens.runs.store import Entry
-from marginlens.train.config import Pretrain, Probe, build
-from marginlens.train.identity import NEUTRAL_EVALUATION
+from marginlens.sweep.cells import when
+from marginlens.train.config import Pretrain
+from marginlens.train.identity import NUMERICS
 from marginlens.train.record import Run
 
 
@@ -23,6 +22,8 @@ class Seen:
     entry: Entry
     run: Run
     metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    """Its own, and those that only a copy of it in another store has."""
 
     @property
     def settings(self) -> Pretrain:
@@ -31,6 +32,17 @@ class Seen:
     @property
     def complete(self) -> bool:
         return bool(self.entry.result)
+
+    @property
+    def began(self) -> str:
+        """When it was last begun or gone on with."""
+        return str(self.entry.starts[-1]["time"]) if self.entry.starts else ""
+
+    @property
+    def numerics(self) -> str:
+        """What must be said of a run whose numbers mean something else by now; nothing of all others."""
+        version = self.run.numerics
+        return "" if version == NUMERICS else f"numerics {version}, not {NUMERICS}"
 
     @property
     def said(self) -> str:
@@ -43,7 +55,8 @@ class Seen:
 def read_all(entries: Iterable[Entry]) -> tuple[list[Seen], list[tuple[str, str]], dict[str, list[str]]]:
     """Every run once, folders that cannot be read with why, and further copies of runs by key.
 
-    Of copies in several stores the one that got furthest counts, the first of equals.
+    Of copies in several stores the one that got furthest counts, the first of equals; evaluations of copies that came
+    to the same result are joined.
     """
     bad: list[tuple[str, str]] = []
     found: dict[str, list[Seen]] = {}
@@ -52,34 +65,27 @@ def read_all(entries: Iterable[Entry]) -> tuple[list[Seen], list[tuple[str, str]
             bad.append((str(entry.path), entry.why))
             continue
         try:
-            seen = _see(entry, entry.run)
-        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            bad.append((str(entry.path), f"{entry.path} holds a record that no run wrote ({why})"))
+            seen = Seen("", entry, entry.run, entry.run.metrics, entry.evaluations)
+        except (ValueError, OSError) as error:  # it changed since it was looked at
+            bad.append((str(entry.path), f"{entry.path} cannot be read ({' '.join(str(error).split())})"))
             continue
         found.setdefault(entry.run.id, []).append(seen)
     runs: list[Seen] = []
     copies: dict[str, list[str]] = {}
-    for number, (name, held) in enumerate(found.items()):
-        best = max(held, key=lambda seen: (seen.complete, len(seen.entry.evaluations), len(seen.metrics)))
-        key = f"run-{name}" if re.fullmatch("[0-9a-f]{10}", name) else f"run-number-{number}"
-        runs.append(replace(best, key=key))
+    for name, held in found.items():
+        best = max(held, key=lambda seen: (seen.complete, len(seen.evaluations), len(seen.metrics)))
+        runs.append(replace(best, key=f"run-{name}", evaluations=_joined(best, held)))
         if len(held) > 1:
-            copies[key] = [str(seen.entry.path) for seen in held if seen is not best]
+            copies[f"run-{name}"] = [str(seen.entry.path) for seen in held if seen is not best]
     return runs, bad, copies
 
 
-def _see(entry: Entry, run: Run) -> Seen:
-    """Looks into every record, so that a wrong one is found here and not in the middle of a page."""
-    for known in entry.evaluations:
-        if not math.isfinite(known["top1"]) or not isinstance(known["settings"], dict):
-            raise ValueError(f"an evaluation with top1 {known['top1']!r}")
-        if known["kind"] in ("probe", "transfer"):
-            build(Probe, NEUTRAL_EVALUATION | known["settings"])
-    for name in ("loss", "knn"):
-        if not math.isfinite(entry.result.get(name, 0.0)):
-            raise ValueError(f"result.json with {name} {entry.result[name]!r}")
-    metrics = run.metrics
-    for line in metrics:
-        int(line["epoch"])
-    return Seen("", entry, run, metrics)
+def _joined(best: Seen, held: Iterable[Seen]) -> list[dict[str, Any]]:
+    """The evaluations of a run and of its copies: of one name, which is one measurement, the latest."""
+    joined: dict[str, dict[str, Any]] = {}
+    for seen in held:
+        if seen.entry.result == best.entry.result:  # the same weights; another outcome's numbers are not this one's
+            for name, one in seen.entry.evaluation_files.items():
+                if name not in joined or when(one) > when(joined[name]):
+                    joined[name] = one
+    return [joined[name] for name in sorted(joined)]

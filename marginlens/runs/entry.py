@@ -13,17 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from marginlens.runs import check
 from marginlens.train import checkpoint
-from marginlens.train.record import Run, lines, open_run, read_json
+from marginlens.train.record import EVALUATION_FILES, Run, open_run, read_json
 
 State = Literal["complete", "running", "interrupted", "failed", "unreadable"]
 STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "unreadable")
 
 RECORDS = ("config.json", "environment.jsonl", "metrics.jsonl", "speed.jsonl", "result.json", "failure.json")
 """What a run's folder holds besides its evaluations and its weights."""
-
-_NEEDED = {"result.json": {"epochs", "steps", "loss"}, "failure.json": {"line"}}
-_NEEDED_EVALUATION = {"kind", "data", "settings", "top1", "data_fingerprint"}
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,23 @@ class Entry:
     @cached_property
     def result(self) -> dict[str, Any]:
         """What pre-training gave; empty before its end."""
-        return _object(self.path / "result.json") if self.run and self.run.complete else {}
+        return read_json(self.path / "result.json") if self.run and self.run.complete else {}
 
     @cached_property
+    def evaluation_files(self) -> dict[str, dict[str, Any]]:
+        """Every probe, kNN and transfer that was measured, by the name of its file."""
+        found = sorted((self.path / "evaluations").glob(EVALUATION_FILES)) if self.run else []
+        return {path.name: read_json(path) for path in found}
+
+    @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every probe, kNN and transfer that was measured."""
-        folder = self.path / "evaluations"
-        return [_object(path) for path in sorted(folder.glob("[!.]*.json"))] if self.run else []
+        return list(self.evaluation_files.values())
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
         """Where and when it was begun and gone on with: the lines of environment.jsonl."""
-        return _lines(self.path / "environment.jsonl") if self.run else []
+        return check.objects(self.path / "environment.jsonl") if self.run else []
 
     @cached_property
     def last(self) -> dict[str, Any]:
@@ -70,8 +73,7 @@ class Entry:
 
     @cached_property
     def _metrics(self) -> tuple[int, dict[str, Any]]:
-        found = _lines(self.path / "metrics.jsonl") if self.run else []
-        return len(found), found[-1] if found else {}
+        return check.metrics(self.path / "metrics.jsonl") if self.run else (0, {})
 
     @property
     def device(self) -> str:
@@ -101,7 +103,7 @@ class Entry:
     @cached_property
     def changed(self) -> float:
         """When a record of it was last written, in seconds since 1970."""
-        found = [self.path / name for name in RECORDS] + list((self.path / "evaluations").glob("[!.]*.json"))
+        found = [self.path / name for name in RECORDS] + list((self.path / "evaluations").glob(EVALUATION_FILES))
         return max((path.stat().st_mtime for path in found if path.is_file()), default=0.0)
 
 
@@ -116,7 +118,7 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
         elif run.complete:
             state = "complete"
         elif (path / "failure.json").is_file():
-            state, why = "failed", _first_line(_object(path / "failure.json")["line"])
+            state, why = "failed", _failure(path / "failure.json")
         found = Entry(path, state, run, why)
         _check(found)
         return found
@@ -124,6 +126,8 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
         return Entry(path, "unreadable", why=f"{path} cannot be read ({error.strerror or error})")
     except ValueError as error:
         return Entry(path, "unreadable", why=_first_line(error))
+    except RecursionError:
+        return Entry(path, "unreadable", why=f"{path} holds a record that is nested too deeply; no run wrote it")
 
 
 def held(path: Path) -> bool:
@@ -165,31 +169,25 @@ def _open(path: Path) -> Run:
 
 def _check(entry: Entry) -> None:
     """Reads every record once, so that whoever uses the entry meets no surprise."""
-    assert entry.run is not None
-    if entry.state == "complete" and entry.epochs_done != entry.run.settings.epochs:
-        of = f"{entry.epochs_done} of {entry.run.settings.epochs} epochs"
-        raise ValueError(f"{entry.path / 'metrics.jsonl'} lost lines: the run is complete, and it has {of}")
-    for record in entry.evaluations:
-        if missing := _NEEDED_EVALUATION - record.keys():
-            raise ValueError(f"an evaluation in {entry.path} lacks {', '.join(sorted(missing))}")
-    _ = entry.result, entry.starts, entry.last
+    path, run = entry.path, entry.run
+    assert run is not None
+    check.identity(run)
+    if run.complete:
+        check.result(path / "result.json", entry.result)
+    if entry.state == "complete" and entry.epochs_done != run.settings.epochs:
+        of = f"{entry.epochs_done} of {run.settings.epochs} epochs"
+        raise ValueError(f"{path / 'metrics.jsonl'} lost lines: the run is complete, and it has {of}")
+    for name, one in entry.evaluation_files.items():
+        check.evaluation(path / "evaluations" / name, one, run)
+    check.starts(path / "environment.jsonl", entry.starts)
+    check.speed(path / "speed.jsonl")
+    _ = entry.last
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _failure(path: Path) -> str:
     found = read_json(path)
-    if missing := _NEEDED.get(path.name, set()) - found.keys():
-        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; it is not what a run wrote")
-    return found
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = lines(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
-    if not all(isinstance(line, dict) for line in found):
-        raise ValueError(f"{path} does not hold an object in each line")
-    return found
+    check.failure(path, found)
+    return _first_line(found["line"])
 
 
 def _size(folder: Path) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import marginlens as ml
 from marginlens.runs.entry import STATES, Entry
-from marginlens.train.config import Pretrain, hint, known
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, hint, known
+from marginlens.train.identity import NEUTRAL_EVALUATION
 
 Value = str | int | float | bool | None
 Test = Callable[[Entry], bool]
@@ -24,8 +25,10 @@ _OF_STORE: dict[str, Callable[[Entry], Value]] = {
     "state": lambda entry: entry.state,
     "epochs_done": lambda entry: entry.epochs_done,
     "loss": lambda entry: entry.last.get("loss"),
-    "knn": lambda entry: _measured(entry, "knn") or entry.last.get("knn"),
-    "probe": lambda entry: _measured(entry, "probe"),
+    "knn": lambda entry: _top1(entry, "knn"),
+    "knn_by": lambda entry: _by(entry, "knn"),
+    "probe": lambda entry: _top1(entry, "probe"),
+    "probe_by": lambda entry: _by(entry, "probe"),
     "device": lambda entry: entry.device,
     "started": lambda entry: entry.started,
     "bytes": lambda entry: entry.size_bytes,
@@ -33,6 +36,9 @@ _OF_STORE: dict[str, Callable[[Entry], Value]] = {
 }
 FIELDS = (*_OF_STORE, *Pretrain.model_fields)
 """The store's own, and every setting of a pre-training."""
+
+RECIPE = "recipe"
+"""What `probe_by` and `knn_by` say of an evaluation as the recipe has it, or of the kNN at a training's end."""
 
 _NUMBERS = {"epochs_done", "loss", "knn", "probe", "bytes"}
 _NUMBERS |= {name for name, field in Pretrain.model_fields.items() if field.annotation in (int, float)}
@@ -137,8 +143,34 @@ def _comparable(has: Value) -> Any:
     return has.lower() if isinstance(has, str) else has
 
 
-def _measured(entry: Entry, kind: str) -> float | None:
-    """Top-1 on the test set of the data it learned from, by the latest evaluation of that kind."""
+def odd(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an evaluation that are not the recipe's for its kind and data."""
+    usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(one["data"], {}))
+    base = NEUTRAL_EVALUATION | usual.model_dump(mode="json")
+    return {name: value for name, value in one["settings"].items() if value != base.get(name)}
+
+
+def _measured(entry: Entry, kind: str) -> dict[str, Any] | None:
+    """The evaluation of a kind that a run is known by: the latest by the recipe, else the latest of the others."""
     found = [one for one in entry.evaluations if one["kind"] == kind and not one["settings"].get("holdout")]
-    last = max(found, key=lambda one: str(one.get("environment", {}).get("time", "")), default=None)
-    return None if last is None else float(last["top1"])
+    return max(found, key=lambda one: (not odd(one), one["environment"]["time"]), default=None)
+
+
+def _top1(entry: Entry, kind: str) -> float | None:
+    """On the test set of the data it learned from."""
+    found = _measured(entry, kind)
+    if found is None:
+        return entry.last.get(kind)  # nearest neighbours are looked at while it learns
+    return float(found["top1"])
+
+
+def _by(entry: Entry, kind: str) -> str | None:
+    """How that was measured: by the recipe, or what was set otherwise."""
+    found = _measured(entry, kind)
+    if found is None:
+        return RECIPE if kind in entry.last else None
+    return " ".join(f"{name}={_plain(setting)}" for name, setting in odd(found).items()) or RECIPE
+
+
+def _plain(setting: Any) -> str:
+    return ",".join(f"{x:g}" for x in setting) if isinstance(setting, list) else f"{setting:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -36,5 +37,5 @@ def _one(word: str, store: list[Entry], runs: str) -> Entry:
         if near:
             raise ValueError(f"{word!r} may be {near[0].name} or {near[1].name} ({len(near)} in all); say more of it")
     close = get_close_matches(word, [e.name for e in store], n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]}?" if close else f"marginlens runs --runs {runs} lists them"
+    hint = f"did you mean {close[0]}?" if close else f"marginlens runs --runs {shlex.quote(runs)} lists them"
     raise ValueError(f"there is no run {word!r} in {runs}; {hint}")

@@ -7,6 +7,7 @@ that is killed leaves a run as it was or as it should be, and at most a hidden f
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import uuid
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marginlens.data.atomic import DataError, partial, save
-from marginlens.runs.entry import STATES, Entry, State, examine, files
+from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files
 from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
 from marginlens.train.identity import NEUTRAL_EVALUATION, identify
@@ -24,6 +25,7 @@ from marginlens.train.record import Run
 
 __all__ = [
     "STATES", "Entry", "State", "add", "drop_weights", "evaluation", "examine", "lookup", "records", "remove", "scan",
+    "unbegun",
 ]  # fmt: skip
 
 _NOT_RECORDS = ("checkpoints", "tensorboard", "lock")
@@ -86,7 +88,8 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
     """Puts a run's records in a store, whole or not at all, and returns its folder there.
 
     What is there already must be the same, or a part of what is added (then it is completed), or go beyond it (then
-    it stays); evaluations of the two are joined. Anything else is another outcome of the same run, and is refused.
+    it stays); evaluations of the two are joined. Anything else is another outcome of the same run: it takes the place
+    of one that ended early and has no weights to go on from, and is refused otherwise.
     """
     held = dict(content) if isinstance(content, Mapping) else records(content)
     source = str(content) if isinstance(content, Path) else name
@@ -114,18 +117,19 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
 
 def drop_weights(run: Run) -> int:
     """Removes a complete run's checkpoints, and returns the bytes that this freed. Its records stay."""
-    if not run.complete:
-        raise ValueError(
-            f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
-        )
     folder = run.path / "checkpoints"
-    if not folder.exists():
+    if run.complete and not folder.exists() and not _dropped(run.path):
         return 0
     with record.locked(run):
-        freed = sum(size for _, size in files(folder))
-        aside = run.path / f".checkpoints.{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        os.rename(folder, aside)
-        for left in run.path.glob(".checkpoints.*"):
+        if not run.complete:
+            raise ValueError(
+                f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
+            )
+        if folder.exists():
+            os.rename(folder, run.path / f".checkpoints.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        freed = 0
+        for left in _dropped(run.path):  # also what a process left that was killed meanwhile
+            freed += sum(size for _, size in files(left))
             shutil.rmtree(left, ignore_errors=True)
     return freed
 
@@ -146,6 +150,16 @@ def remove(entry: Entry) -> int:
         for left in entry.path.parent.glob(".*.removed"):
             shutil.rmtree(left, ignore_errors=True)
     return freed
+
+
+def unbegun(path: Path) -> bool:
+    """Whether a folder holds nothing of a run: as one is left by a process that was killed before its first file."""
+    return path.is_dir() and all(name == "lock" or name.startswith(".config.json.") for name in os.listdir(path))
+
+
+def _dropped(run: Path) -> list[Path]:
+    """Checkpoints that were renamed to be removed."""
+    return list(run.glob(".checkpoints.*"))
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
@@ -221,21 +235,52 @@ def _named(aside: Path, final: Path) -> bool:
 
 def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
     """Completes the run that is there by what was given, or leaves it as it is."""
+    if unbegun(final):
+        _write(final, content)
+        return
     there = examine(final)
     if there.run is None or there.run.id != id_:
         raise ValueError(f"{final.name} is not added: {there.why or f'{final} is another run'}")
     with record.locked(there.run):
         own = records(final)
         further = _progress(content) > _progress(own)
-        for name in content.keys() & own.keys() - {"config.json", "failure.json"}:
-            less, more = (own[name], content[name]) if further else (content[name], own[name])
-            if less != more and not (name.endswith(".jsonl") and more.startswith(less)):
-                raise ValueError(f"{final} holds another outcome of the same run: {name} differs; keep one of them")
-        if further and "failure.json" not in content:
-            (final / "failure.json").unlink(missing_ok=True)
+        if odd := _conflict(*((own, content) if further else (content, own))):
+            if not _replaces(content, examine(final, ours=True)):
+                raise ValueError(f"{final} holds another outcome of the same run: {odd} differs; keep one of them")
+            further = True
+        if further:
+            for name in own.keys() & set(RECORDS if odd else ["failure.json"]) - content.keys():
+                (final / name).unlink()
         new = [n for n in content if n not in own and (further or n != "failure.json")]
         new += [n for n in content.keys() & own.keys() - {"config.json"} if further and content[n] != own[n]]
         _write(final, {name: content[name] for name in new})
+
+
+def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
+    """The name of a record that is not a part of what the other has; "" where all are."""
+    for name in sorted(less.keys() & more.keys() - {"config.json", "failure.json"}):
+        if less[name] != more[name] and not (name.endswith(".jsonl") and more[name].startswith(less[name])):
+            return name
+    return ""
+
+
+def _replaces(content: Mapping[str, bytes], there: Entry) -> bool:
+    """Whether another outcome takes the place of what is there: a run that ended early and cannot go on.
+
+    A result does, and so does a later failure.
+    """
+    if there.state not in ("failed", "interrupted") or there.weights:
+        return False
+    if "result.json" in content:
+        return True
+    if "failure.json" not in content:
+        return False
+    last, now = (_time(held.get("failure.json", b"{}")) for held in (records(there.path), content))
+    return now > last
+
+
+def _time(failure: bytes) -> str:
+    return str(json.loads(failure).get("time", ""))
 
 
 def _progress(content: Mapping[str, bytes]) -> tuple[bool, int, int, bool]:

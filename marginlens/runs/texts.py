@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from marginlens.runs.entry import Entry
-from marginlens.runs.fields import value
+from marginlens.runs.fields import RECIPE, odd, value
 from marginlens.runs.store import records
-from marginlens.train.config import PROBE_RECIPES, Knn, Probe
-from marginlens.train.identity import NEUTRAL_EVALUATION
+
+NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
+
+
+_MEASURED = ("loss", "knn", "probe")
 
 
 def listed(entries: Sequence[Entry], title: str) -> str:
@@ -22,12 +26,13 @@ def listed(entries: Sequence[Entry], title: str) -> str:
     for entry in entries:
         assert entry.run is not None
         epochs = f"{entry.epochs_done}/{entry.run.settings.epochs}"
-        loss, knn, probe = (shown(value(entry, field), field) for field in ("loss", "knn", "probe"))
+        loss, knn, probe = (shown(value(entry, field), field) + _mark(entry, field) for field in _MEASURED)
         kept = "yes" if entry.weights else ""
         rows.append((entry.name, entry.state, epochs, loss, knn, probe, kept, entry.started[:16]))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join([title, *lines])
+    marked = any("*" in cell for row in rows for cell in row[4:6])
+    return "\n".join([title, *lines, *([NOTE] if marked else [])])
 
 
 def compared(found: dict[str, Any]) -> str:
@@ -64,6 +69,7 @@ def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
 def described(entry: Entry) -> dict[str, Any]:
     """All that a run says of itself."""
     assert entry.run is not None
+    config, store = (shlex.quote(str(path)) for path in (entry.path / "config.json", entry.path.parent))
     return {
         "run": str(entry.path),
         "id": entry.run.id,
@@ -79,7 +85,7 @@ def described(entry: Entry) -> dict[str, Any]:
         "has_weights": entry.weights,
         "bytes": entry.size_bytes,
         "files": sorted(records(entry.path)),
-        "command": f"marginlens pretrain --config {entry.path / 'config.json'} --runs {entry.path.parent} --resume",
+        "command": f"marginlens pretrain --config {config} --runs {store} --resume",
     }
 
 
@@ -127,21 +133,24 @@ def shown(found: Any, field: str) -> str:
     return str(found)
 
 
+def _mark(entry: Entry, field: str) -> str:
+    by = value(entry, f"{field}_by") if field != "loss" else None
+    return "" if by in (None, RECIPE) else " *"
+
+
 def _label(one: dict[str, Any]) -> str:
     """What tells one evaluation from another: its kind, its data, and whatever is not as usual for those data."""
-    settings, data = one["settings"], one["data"]
-    words = [one["kind"], "to" if one["kind"] == "transfer" else "on", data]
-    usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(data, {}))
-    base = NEUTRAL_EVALUATION | usual.model_dump(mode="json")
-    odd = [name for name in settings if settings[name] != base.get(name)]
-    return " ".join([*words, *(f"{name}={shown(settings[name], name)}" for name in odd)])
+    words = [one["kind"], "to" if one["kind"] == "transfer" else "on", one["data"]]
+    return " ".join([*words, *(f"{name}={shown(setting, name)}" for name, setting in odd(one).items())])
 
 
 def _text(table: Table) -> str:
     """As wide as it must be where the output is no terminal, so that no name is cut there."""
-    console = Console()
+    plain: dict[str, Any] = {"markup": False, "emoji": False}  # what a record says is no markup
+    console = Console(**plain)
     if not console.is_terminal:
-        console = Console(file=io.StringIO(), width=max(80, console.measure(table).maximum + 200), highlight=False)
+        width = max(80, console.measure(table).maximum + 200)
+        console = Console(file=io.StringIO(), width=width, highlight=False, **plain)
     with console.capture() as said:
         console.print(table)
     return said.get().rstrip("\n")

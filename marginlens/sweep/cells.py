@@ -6,12 +6,13 @@ Neither a shorter look nor a rehearsal may stand beside a published number witho
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from marginlens.paper import Cell
 from marginlens.sweep.job import Evaluation, Job, evaluate, same
 from marginlens.train.config import RECIPES, Pretrain, Probe, build
-from marginlens.train.identity import NEUTRAL_EVALUATION
+from marginlens.train.identity import NEUTRAL_EVALUATION, NUMERICS
 from marginlens.train.record import Run
 
 Label = Literal["exact", "shorter", "rehearsal"]
@@ -22,11 +23,14 @@ REHEARSAL_EPOCHS = 10
 _OF_THE_DATA = ("split", "size", "stem", "limit", "warmup")
 """Settings that belong to a cell's data, and go with them."""
 
+_SWEPT = tuple(name for name in Pretrain.model_fields if name != "epochs")
+"""Settings that a rehearsal keeps where they make the cell, as the batch size makes a point of Fig. 4."""
+
 
 def variants(cell: Cell, epochs: int | None = None, dataset: str | None = None) -> dict[str, Any]:
     """Settings for `build(Pretrain, ...)`, without a seed: the cell's, or with fewer epochs, or on other data.
 
-    Other data bring what their recipe sets (encoder, batch, ...), in place of the cell's.
+    Other data bring what their recipe sets (encoder, batch, ...), in place of the cell's; not what the cell sweeps.
     """
     if cell.settings is None:
         raise ValueError(f"{cell.address} cannot be run: {cell.why_not}")
@@ -34,6 +38,7 @@ def variants(cell: Cell, epochs: int | None = None, dataset: str | None = None) 
     if dataset and dataset != own.data:
         gone = {*_OF_THE_DATA, *RECIPES.get(own.data, {}), *RECIPES.get(dataset, {}), "data", "epochs"}
         kept = {name: value for name, value in cell.settings.items() if name not in gone}
+        kept |= {name: getattr(own, name) for name in cell.at if name in _SWEPT}
         return kept | {"data": dataset, "epochs": REHEARSAL_EPOCHS if epochs is None else epochs}
     if epochs is None or epochs == own.epochs:
         return dict(cell.settings)
@@ -82,23 +87,51 @@ def match(cell: Cell, run: Run) -> Label | None:
 def measured(cell: Cell, run: Run) -> tuple[dict[str, Any], Label] | None:
     """The record of a run's evaluation that stands for a cell, and the label that it must carry.
 
-    A probe of fewer epochs than the cell's makes an exact run a shorter look. Of several, the longest probe counts.
+    A probe of fewer epochs than the cell's makes an exact run a shorter look. Of several, the longest probe counts, and
+    of equals the latest: data of one name may have changed in between.
     """
     label = match(cell, run)
-    if label is None:
-        return None
-    wanted = follows(cell, run.settings.data if label == "rehearsal" else None)
-    best: tuple[dict[str, Any], Label] | None = None
-    for found in run.evaluations:
-        if found.get("kind") != wanted.kind or found.get("data") != wanted.data:
+    found = [] if label is None else standing(cell, run, run.evaluations, label)
+    return (found[0], labelled(cell, run, found[0], label)) if label is not None and found else None
+
+
+def standing(cell: Cell, run: Run, evaluations: Iterable[dict[str, Any]], label: Label) -> list[dict[str, Any]]:
+    """Those of a run's evaluations that can stand for a cell that it matches, the one that counts first."""
+    wanted = _wanted(cell, run, label)
+    found = []
+    for one in evaluations:
+        if one.get("kind") != wanted.kind or one.get("data") != wanted.data:
             continue
-        probe: Probe = build(Probe, NEUTRAL_EVALUATION | found["settings"])
-        epochs, asked = probe.epochs, wanted.settings.epochs
-        if epochs > asked or probe != wanted.settings.model_copy(update={"epochs": epochs}):
-            continue
-        if best is None or epochs > best[0]["settings"]["epochs"]:
-            best = found, "shorter" if epochs < asked and label == "exact" else label
-    return best
+        probe: Probe = build(Probe, NEUTRAL_EVALUATION | one["settings"])
+        if probe.epochs <= wanted.settings.epochs and probe == wanted.settings.model_copy(
+            update={"epochs": probe.epochs}
+        ):
+            found.append(one)
+    return sorted(found, key=_worth, reverse=True)
+
+
+def labelled(cell: Cell, run: Run, one: Mapping[str, Any], label: Label) -> Label:
+    """The label of a number: the run's, unless its probe was shorter than an exact run's."""
+    short = one["settings"]["epochs"] < _wanted(cell, run, label).settings.epochs
+    return "shorter" if short and label == "exact" else label
+
+
+def when(one: Mapping[str, Any]) -> str:
+    """The time at which an evaluation was made."""
+    return str(one.get("environment", {}).get("time", ""))
+
+
+def numerics(one: Mapping[str, Any]) -> int:
+    """The version of the numerics that an evaluation was made with."""
+    return int(one.get("environment", {}).get("numerics", NUMERICS))
+
+
+def _worth(one: Mapping[str, Any]) -> tuple[int, bool, str]:
+    return one["settings"]["epochs"], numerics(one) == NUMERICS, when(one)
+
+
+def _wanted(cell: Cell, run: Run, label: Label) -> Evaluation:
+    return follows(cell, run.settings.data if label == "rehearsal" else None)
 
 
 def _rehearsed(cell: Cell, ran: Pretrain) -> Pretrain | None:

@@ -17,8 +17,13 @@ from typing import Any, Literal
 import marginlens
 from marginlens.sweep.job import Job, Where
 from marginlens.sweep.worker import GRACE
+from marginlens.train.record import InUse
 
 WORKER = (sys.executable, "-m", "marginlens.sweep.worker")
+
+
+Ending = Literal["done", "failed", "stopped", "blocked"]
+"""blocked: another process holds the run."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class Outcome:
     """How a job ended."""
 
     number: int
-    state: Literal["done", "failed", "stopped"]
+    state: Ending
     line: str
-    """Why, where it is not done."""
+    """Why, where it is not done by us."""
     seconds: float
     run: str = ""
     """Its folder, where it is done."""
@@ -101,7 +106,8 @@ class Child:
             found = json.loads(said)
         except ValueError:
             return self._silent(code, last.decode(errors="replace"), seconds)
-        state: Literal["done", "failed", "stopped"] = "done" if found["code"] == 0 else "failed"
+        state: Ending = "done" if found["code"] == 0 else "failed"
+        state = "blocked" if found["code"] == InUse.code else state
         state = "stopped" if found["code"] > 128 and self.asked_at else state
         return Outcome(self.number, state, found["line"], seconds, found["run"])
 

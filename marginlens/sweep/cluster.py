@@ -14,23 +14,29 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from marginlens.runs.store import add, records
 from marginlens.sweep.child import Child, Outcome, wait
-from marginlens.sweep.job import Job, Where
+from marginlens.sweep.job import Job, Where, note_crash
 from marginlens.sweep.places import Executor
 from marginlens.sweep.plan import Step
 from marginlens.sweep.worker import GRACE
+from marginlens.train.record import InUse, open_run
 
 _POLL = 0.2
 _REACH = 5.0
 """Seconds to wait for a cluster's port."""
 _SCRATCH, _HELD = "marginlens-run-", ".held"
+_ENOUGH = 1000
+"""Runs at once on a node of which a run asks for nothing."""
+_PAUSE = 5.0
+"""Seconds between two tries at a run that another process holds."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,30 @@ def describe(place: Executor) -> Wide:
     """Connects to the cluster, and says how much of it there is."""
     if ":" in place.device:
         raise ValueError(f"--device {place.device} is for this machine; on a cluster give auto, cpu or cuda")
-    ray = _connected(place.address)
-    has = ray.cluster_resources()
-    auto = 1.0 if has.get("GPU") and place.device != "cpu" else 0.0
+    nodes = [node["Resources"] for node in _connected(place.address).nodes() if node["Alive"]]
+    auto = 1.0 if any(has.get("GPU") for has in nodes) and place.device != "cpu" else 0.0
     gpus = place.gpus_per_run or auto
-    room = [int(has.get(kind, 0.0) / asked) for kind, asked in (("GPU", gpus), ("CPU", place.cpus_per_run)) if asked]
-    if room and not min(room):
+    if gpus > 1 and gpus % 1:
+        raise ValueError(f"--gpus-per-run is {gpus:g}; above one it must be a whole number")
+    slots = sum(_room(has, gpus, place.cpus_per_run) for has in nodes)
+    if not slots:
+        most = max((has.get("GPU", 0.0), has.get("CPU", 0.0)) for has in nodes) if nodes else (0, 0)
         raise ValueError(
-            f"a run wants {gpus:g} GPUs and {place.cpus_per_run:g} cores, and the cluster has {has.get('GPU', 0):g} "
-            f"and {has.get('CPU', 0):g}; lower --gpus-per-run or --cpus-per-run"
+            f"a run wants {gpus:g} GPUs and {place.cpus_per_run:g} cores of one node, and none of the cluster's "
+            f"{len(nodes)} has as many, the largest {most[0]:g} and {most[1]:g}; lower --gpus-per-run or --cpus-per-run"
         )
-    return Wide("", min(room, default=1), gpus)
+    return Wide("", slots, gpus)
+
+
+def _room(has: Mapping[str, float], gpus: float, cores: float) -> int:
+    """How many runs a node does at once; a part of a GPU is of one GPU."""
+    room = [_ENOUGH]
+    if gpus:
+        on_each = int(1 / gpus + 1e-6)
+        room.append(int(has.get("GPU", 0.0)) * on_each if on_each else int(has.get("GPU", 0.0) / gpus))
+    if cores:
+        room.append(int(has.get("CPU", 0.0) / cores + 1e-6))
+    return min(room)
 
 
 def run_ray(
@@ -69,7 +88,7 @@ def run_ray(
     where = place.where.model_dump(mode="json") | {"runs": str(Path(place.runs).expanduser().absolute())}
 
     def submit(step: Step) -> Any:
-        own = where | {"fingerprint": step.fingerprint}
+        own = where | {"fingerprints": dict(step.fingerprints)}
         return task.remote(step.number, step.left.model_dump(mode="json"), own, place.shared)
 
     pending: dict[Any, tuple[Step, int]] = {submit(step): (step, 0) for step in steps}
@@ -92,13 +111,25 @@ def run_ray(
 def remote(number: int, job: dict[str, Any], where: dict[str, Any], shared: bool) -> dict[str, Any]:
     """What a node does: the job in a process of its own, and the run's records, where they must be sent."""
     if shared:
-        return {"outcome": asdict(_listen(Child(number, Job(**job), Where(**where), {}))), "name": "", "records": {}}
+        return {"outcome": asdict(_patient(number, Job(**job), Where(**where))), "name": "", "records": {}}
     with _scratch() as folder:
         child = Child(number, Job(**job), Where(**where | {"runs": str(folder)}), {})
         outcome = _listen(child)
         found = [path for path in folder.iterdir() if (path / "config.json").is_file()]
+        if found and outcome.crashed:
+            note_crash(open_run(found[0]), outcome.line)
         kept = {"name": found[0].name, "records": records(found[0])} if found else {"name": "", "records": {}}
         return {"outcome": asdict(outcome), **kept}
+
+
+def _patient(number: int, job: Job, where: Where) -> Outcome:
+    """Does a job; where another process holds its run, perhaps one that was lost and is yet to notice, tries again."""
+    end = time.monotonic() + GRACE
+    while True:
+        outcome = _listen(Child(number, job, where, {}))
+        if outcome.state != "blocked" or time.monotonic() > end:
+            return outcome
+        time.sleep(_PAUSE)
 
 
 @contextmanager
@@ -110,8 +141,9 @@ def _scratch() -> Iterator[Path]:
             shutil.rmtree(left.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     try:
-        with (folder / _HELD).open("w") as file:
+        with (folder / ".new").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / ".new").rename(folder / _HELD)  # locked before others see it
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -145,7 +177,7 @@ def _result(ray: Any, ref: Any, step: Step, place: Executor) -> Outcome | None:
     except errors.TaskCancelledError:
         return Outcome(step.number, "stopped", "stopped on the cluster", 0.0)
     except errors.RayTaskError as error:
-        return Outcome(step.number, "failed", str(error.cause or error).strip().splitlines()[-1], 0.0)
+        return Outcome(step.number, "failed", _line(error.cause or error, -1), 0.0)
     except errors.RayError:
         return None
     outcome = Outcome(**found["outcome"])
@@ -153,18 +185,21 @@ def _result(ray: Any, ref: Any, step: Step, place: Executor) -> Outcome | None:
 
 
 def _home(outcome: Outcome, name: str, content: dict[str, bytes], place: Executor) -> Outcome:
-    """Puts what a node measured in the store here."""
-    runs = Path(place.runs)
-    if outcome.state == "done":
+    """Puts what a node measured in the store here: a pre-training that is complete also if what followed it is not."""
+    if not content.keys() & {"result.json", "failure.json"}:
+        return outcome
+    end = time.monotonic() + GRACE
+    while True:
         try:
-            path = add(content, runs, name)
+            path = add(content, Path(place.runs), name)
+            return replace(outcome, run=str(path) if outcome.state == "done" else "")
+        except InUse as error:
+            if time.monotonic() > end:
+                return replace(outcome, state="blocked", line=str(error), run="")
+            time.sleep(_POLL)
         except ValueError as error:
-            return Outcome(outcome.number, "failed", str(error), outcome.seconds)
-        return Outcome(outcome.number, "done", "", outcome.seconds, str(path))
-    if "failure.json" in content:
-        with suppress(ValueError):
-            add(content, runs, name)
-    return outcome
+            lost = f"{outcome.line}; and " if outcome.line else ""
+            return replace(outcome, state="failed", line=f"{lost}{error}", run="")
 
 
 def _stop(ray: Any, pending: dict[Any, tuple[Step, int]], place: Executor) -> Iterator[Outcome]:
@@ -191,7 +226,7 @@ def _connected(address: str) -> Any:
     try:
         ray.init(address=found, logging_level="ERROR")
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ValueError(f"there is no Ray cluster at {found} ({_first(error)}); {hint}") from None
+        raise ValueError(f"there is no Ray cluster at {found} ({_line(error, 0)}); {hint}") from None
     return ray
 
 
@@ -223,5 +258,6 @@ def _ray() -> Any:
         raise ValueError("ray is not installed; run: pip install 'marginlens[ray]'") from None
 
 
-def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+def _line(error: Exception, which: int) -> str:
+    """A line of what an error says, or its name where it says nothing."""
+    return str(error).strip().splitlines()[which][:200] if str(error).strip() else type(error).__name__

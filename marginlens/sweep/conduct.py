@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.runs.store import examine
+from marginlens.runs.store import drop_weights, examine, lookup
+from marginlens.runs.texts import _label as label
+from marginlens.runs.texts import amount
 from marginlens.sweep import cluster, local
 from marginlens.sweep.child import Outcome
 from marginlens.sweep.estimate import Estimator, spoken
+from marginlens.sweep.job import note_crash
 from marginlens.sweep.places import Executor
 from marginlens.sweep.plan import Step, counts, look
-from marginlens.train import record
-from marginlens.train.identity import run_name
 from marginlens.train.stop import Asked, Stopped, signals
 
 SHOWN = 60
@@ -99,6 +100,8 @@ def carry_out(work: Work, say: Callable[[str], None]) -> dict[str, Any]:
     deadline = begin + 60 * place.limit_minutes if place.limit_minutes else float("inf")
     steps, ended = {step.number: step for step in work.due}, {}
     # Ray prints what its nodes say to standard output, which is for the result
+    if place.records_only:
+        _drop_cached(work.steps, say)
     with signals() as asked, redirect_stdout(sys.stderr):
         executor = work.begin(lambda: bool(asked.signal) or time.monotonic() >= deadline, say)
         for outcome in executor:
@@ -134,24 +137,28 @@ def said(found: Mapping[str, Any]) -> str:
 def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> None:
     if outcome.state == "done":
         entry = examine(Path(outcome.run))
-        work.estimator.finished(step, entry, outcome.seconds)
-        top = [f"{e['kind']} {e['data']} {e['top1']:.2f} %" for e in entry.evaluations if e["kind"] != "knn"]
-        say(f"[{step.number}] done in {spoken(outcome.seconds)}: {', '.join(top) or entry.name}")
+        if not outcome.line:
+            work.estimator.finished(step, entry, outcome.seconds)
+        top = [f"{label(e)} {e['top1']:.2f} %" for e in entry.evaluations if e["kind"] != "knn"]
+        how = outcome.line or f"in {spoken(outcome.seconds)}"
+        say(f"[{step.number}] done {how}: {', '.join(top) or entry.name}")
         return
     say(f"[{step.number}] {outcome.state}: {outcome.line}")
     if outcome.crashed:
-        _record_failure(work, step, outcome.line)
+        entry_of = lookup(look(work.place.runs), step.job.settings, step.fingerprints.get(step.job.settings.data, ""))
+        if entry_of is not None and entry_of.run is not None:
+            note_crash(entry_of.run, outcome.line)
 
 
-def _record_failure(work: Work, step: Step, line: str) -> None:
-    """Writes down why a run ended that could not do so itself."""
-    data = work.fingerprints.get(step.job.settings.data, "")
-    path = Path(work.place.runs).expanduser() / run_name(step.job.settings, data)
-    if not (path / "config.json").is_file() or (path / "result.json").is_file():
-        return
-    steps = [entry["step"] for entry in record.lines(path / "metrics.jsonl")]
-    with suppress(Stopped), record.failures(record.open_run(path), lambda: steps[-1] if steps else 0):
-        raise Stopped(line)
+def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
+    """Removes the weights of what was done before, which a process may have left that was stopped at its very end."""
+    for step in steps:
+        if step.state == "cached" and step.entry is not None and step.entry.run is not None:
+            try:
+                if freed := drop_weights(step.entry.run):
+                    say(f"[{step.number}] was done before: its weights are removed, {amount(freed)}")
+            except (OSError, Stopped, ValueError) as error:
+                say(f"[{step.number}] keeps its weights: {error}")
 
 
 def _summary(work: Work, ended: Mapping[int, Outcome], asked: Asked, seconds: float) -> dict[str, Any]:
@@ -160,13 +167,14 @@ def _summary(work: Work, ended: Mapping[int, Outcome], asked: Asked, seconds: fl
 
     states = {number: outcome.state for number, outcome in ended.items()}
     left = [(s, ended[s.number].line if s.number in ended else "not begun") for s in work.due]
+    held = [(s, ended[s.number].line) for s in work.due if states.get(s.number) == "blocked"]
     return {
         "runs": len(work.steps),
         "done": sum(state == "done" for state in states.values()),
         "cached": sum(step.state == "cached" for step in work.steps),
         "failed": listed([(s, ended[s.number].line) for s in work.due if states.get(s.number) == "failed"]),
         "left": listed([(s, line) for s, line in left if states.get(s.number, "stopped") == "stopped"]),
-        "blocked": listed([(s, s.why) for s in work.steps if s.state == "blocked"]),
+        "blocked": listed([(s, s.why) for s in work.steps if s.state == "blocked"] + held),
         "seconds": seconds,
         "store": work.place.runs,
         "signal": asked.signal,

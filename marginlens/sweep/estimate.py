@@ -8,7 +8,9 @@ what they took corrects the rest.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -24,6 +26,9 @@ from marginlens.train.config import Pretrain
 from marginlens.train.record import lines
 
 Basis = Literal["measured", "scaled"]
+
+_USELESS = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What records raise that are damaged, or lack what an estimate needs."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +62,32 @@ class Estimator:
             self.learn(entry)
 
     def learn(self, entry: Entry) -> None:
-        """Takes in what a run of the store measured."""
+        """Takes in what a run of the store measured, and passes over records that are of no use for it."""
         if entry.run is None:
             return
         settings = entry.run.settings
-        if entry.result and not settings.limit:
-            self._images[settings.data, settings.split] = int(entry.result["images"])
-        if {start.get("device") for start in entry.starts} == {self.device}:
-            speeds = [line["images_per_second"] for line in lines(entry.path / "speed.jsonl")]
-            if any(speeds):
-                rate = median(speed for speed in speeds if speed)
-                self._runs.append(_Seen(entry.starts[-1]["time"], settings, 1 / rate))
+        with suppress(*_USELESS):
+            if entry.result and not settings.limit:
+                self._images[settings.data, settings.split] = int(_positive(entry.result["images"]))
+        with suppress(*_USELESS):
+            if {start.get("device") for start in entry.starts} == {self.device}:
+                speeds = [line["images_per_second"] for line in lines(entry.path / "speed.jsonl")]
+                rate = _positive(median(speed for speed in speeds if speed))
+                self._runs.append(_Seen(str(entry.starts[-1]["time"]), settings, 1 / rate))
         for found in entry.evaluations:
-            self._learn_probe(settings, found)
+            with suppress(*_USELESS):
+                self._learn_probe(settings, found)
 
     def _learn_probe(self, settings: Pretrain, found: dict[str, Any]) -> None:
         if found["kind"] not in ("probe", "transfer") or "train_images" not in found:
             return
+        train, test = (int(_positive(found[f"{split}_images"])) for split in ("train", "test"))
         if not found["settings"].get("holdout"):
-            self._images |= {(found["data"], s): int(found[f"{s}_images"]) for s in ("train", "test")}
+            self._images |= {(found["data"], "train"): train, (found["data"], "test"): test}
         where = found.get("environment", {})
         if where.get("device") == self.device:
-            passes = found["settings"]["epochs"] * found["train_images"] + found["test_images"]
-            self._probes.append(_Seen(where["time"], settings, found["seconds"] / passes))
+            passes = found["settings"]["epochs"] * train + test
+            self._probes.append(_Seen(str(where["time"]), settings, _positive(found["seconds"] / passes)))
 
     def finished(self, step: Step, entry: Entry, seconds: float) -> None:
         """A step is done, and took so long from its start to its end."""
@@ -179,6 +187,13 @@ def _training(settings: Pretrain) -> float:
     views = 2 if settings.method == "simclr" or settings.symmetric else 1
     teacher = 0 if settings.method == "simclr" else views
     return _forward(settings) * (3 * views + teacher)
+
+
+def _positive(value: Any) -> float:
+    """A measured number, if it is one."""
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"{value} was not measured")
+    return float(value)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,9 @@ from pydantic import Field
 from marginlens.runs.store import drop_weights
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
+from marginlens.train import record
 from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, Settings, build
+from marginlens.train.record import Run
 from marginlens.train.stop import Stopped
 
 
@@ -35,6 +38,11 @@ class Job(Settings):
     evaluations: tuple[Evaluation, ...] = ()
 
     @property
+    def data(self) -> tuple[str, ...]:
+        """Every data set that it asks for, each once."""
+        return tuple(dict.fromkeys((self.settings.data, *(e.data for e in self.evaluations))))
+
+    @property
     def name(self) -> str:
         """Short, for the terminal."""
         chosen = self.settings
@@ -50,8 +58,8 @@ class Where(Settings):
     workers: int = Field(2, ge=0)
     knn_every: int = Field(10, ge=0)
     records_only: bool = False
-    fingerprint: str = ""
-    """Of the data that were planned with; "": whatever is there."""
+    fingerprints: dict[str, str] = {}
+    """Of the data that were planned with, by their names; what has none may be whatever is there."""
 
 
 def evaluate(kind: Literal["probe", "transfer"], data: str, epochs: int | None = None) -> Evaluation:
@@ -89,14 +97,24 @@ def perform(
 ) -> Path:
     """Does what is missing of a job, and returns the run's folder; `ended` says between two parts whether to stop."""
     where: dict[str, Any] = {"device": device, "workers": workers, "quiet": quiet}
-    run = training.pretrain(job.settings, runs=runs, resume=True, engine=engine, knn_every=knn_every, **where)
-    for wanted in job.evaluations:
-        if ended():
-            raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
-        if wanted.kind == "probe":
-            probing.probe(run, wanted.settings, **where)
-        else:
-            probing.transfer(run, wanted.data, wanted.settings, **where)
-    if records_only:
-        drop_weights(run)
+    with record.keeping():  # between two parts nobody else removes the weights
+        run = training.pretrain(job.settings, runs=runs, resume=True, engine=engine, knn_every=knn_every, **where)
+        for wanted in job.evaluations:
+            if ended():
+                raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
+            if wanted.kind == "probe":
+                probing.probe(run, wanted.settings, **where)
+            else:
+                probing.transfer(run, wanted.data, wanted.settings, **where)
+        if records_only:
+            drop_weights(run)
     return run.path
+
+
+def note_crash(run: Run, line: str) -> None:
+    """Writes down why a run ended that could not do so itself, unless it goes on by now or is complete."""
+    with suppress(OSError, Stopped, ValueError), record.locked(run):
+        if not run.complete:
+            steps = [entry.get("step", 0) for entry in record.lines(run.path / "metrics.jsonl")]
+            with record.failures(run, lambda: steps[-1] if steps else 0):
+                raise Stopped(line)

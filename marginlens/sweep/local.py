@@ -11,7 +11,7 @@ import torch
 
 from marginlens.sweep.child import Child, Outcome, wait
 from marginlens.sweep.job import Where
-from marginlens.sweep.plan import Step
+from marginlens.sweep.plan import Step, look_again
 from marginlens.sweep.worker import GRACE
 from marginlens.train.model import choose_device
 
@@ -25,6 +25,8 @@ class Slot:
     device: str
     """As `choose_device` takes it, inside the worker."""
     environment: dict[str, str]
+    index: int = 0
+    """Of its GPU, as this process counts them."""
 
 
 def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
@@ -43,16 +45,16 @@ def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
         raise ValueError(f"device {device!r} cannot be used: {count} CUDA devices are here; try auto")
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     gpus = named[:count] or [str(i) for i in range(count)]
-    chosen = [gpus[int(index)]] if index else gpus
+    chosen = [int(index)] if index else range(count)
     # GPU by GPU, so that a few jobs spread over all of them
-    return [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for _ in range(per_gpu) for gpu in chosen]
+    return [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpus[i]}, i) for _ in range(per_gpu) for i in chosen]
 
 
 def device_name(slots: Sequence[Slot]) -> str:
     """What runs in these slots will record as their device."""
     if slots[0].device == "cpu":
         return f"CPU, {slots[0].environment['OMP_NUM_THREADS']} threads"
-    return torch.cuda.get_device_name(0)
+    return torch.cuda.get_device_name(slots[0].index)
 
 
 def run_local(
@@ -65,17 +67,25 @@ def run_local(
 ) -> Iterator[Outcome]:
     """Does the steps in their order, and yields how each ended; those that were not begun when `ending` are left.
 
-    Whatever ends this, its children end with it.
+    One that another process holds is looked at again when the others have ended. Whatever ends this, its children end
+    with it.
     """
-    waiting, free = deque(steps), list(slots)
-    running: dict[Child, Slot] = {}
+    waiting, free, held = deque(steps), list(slots), set[int]()
+    running: dict[Child, tuple[Slot, Step]] = {}
     try:
         while running or (waiting and not ending()):
-            while waiting and free and not ending():
-                step, slot = waiting.popleft(), free.pop(0)
+            others = any(step.number not in held for _, step in running.values())
+            while waiting and free and not ending() and not (others and waiting[0].number in held):
+                step = waiting.popleft()
+                if step.number in held:
+                    step = look_again(step, where.runs)
+                    if not step.due:
+                        yield _meanwhile(step)
+                        continue
+                slot = free.pop(0)
                 say(f"[{step.number}] {step.name}")
-                own = where.model_copy(update={"device": slot.device, "fingerprint": step.fingerprint})
-                running[Child(step.number, step.left, own, slot.environment)] = slot
+                own = where.model_copy(update={"device": slot.device, "fingerprints": dict(step.fingerprints)})
+                running[Child(step.number, step.left, own, slot.environment)] = slot, step
             if ending():
                 for child in running:
                     child.ask(grace)
@@ -84,11 +94,25 @@ def run_local(
                 for line in child.lines():
                     say(f"[{child.number}] {line}")
                 if ended:
-                    free.append(running.pop(child))
-                    yield child.outcome()
+                    slot, step = running.pop(child)
+                    free.append(slot)
+                    outcome = child.outcome()
+                    if outcome.state == "blocked" and step.number not in held:
+                        say(f"[{step.number}] comes last: {outcome.line}")
+                        held.add(step.number)
+                        waiting.append(step)
+                    else:
+                        yield outcome
             if running:
                 wait(list(running), _POLL)
     finally:
         for child in running:
             child.kill()
             child.outcome()
+
+
+def _meanwhile(step: Step) -> Outcome:
+    """Of a step that another process held: it has done it, or it still holds it."""
+    if step.state == "cached" and step.entry is not None:
+        return Outcome(step.number, "done", "by another process", 0.0, str(step.entry.path))
+    return Outcome(step.number, "blocked", step.why, 0.0)

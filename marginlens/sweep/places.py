@@ -38,7 +38,7 @@ class Executor(Machine):
     @property
     def where(self) -> Where:
         """What a job is told of this."""
-        return Where(**{name: getattr(self, name) for name in Where.model_fields if name != "fingerprint"})
+        return Where(**{name: getattr(self, name) for name in Where.model_fields if name != "fingerprints"})
 
 
 class SweepPlace(Executor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from marginlens.data import store as data_store
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
-from marginlens.runs.store import Entry, evaluation, lookup, scan
+from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
 from marginlens.sweep.job import Evaluation, Job
 from marginlens.train.config import Pretrain
 from marginlens.train.feed import open_feed
@@ -40,8 +40,8 @@ class Step:
     missing: tuple[Evaluation, ...]
     entry: Entry | None = None
     why: str = ""
-    fingerprint: str = ""
-    """Of the data, where they are known."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of the data that it asks for, where they are known."""
 
     @property
     def due(self) -> bool:
@@ -86,9 +86,15 @@ def make_plan(jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, 
         bad = _in_its_place(entries, job, fingerprints) if found is None else None
         missing = tuple(e for e in job.evaluations if not _measured(found, e, fingerprints))
         state, why = _state(found, bad, missing)
-        data = fingerprints.get(job.settings.data, "")
-        steps.append(Step(number, name, job, state, missing, found or bad, why, data))
+        known = {data: fingerprints[data] for data in job.data if fingerprints.get(data)}
+        steps.append(Step(number, name, job, state, missing, found or bad, why, known))
     return steps
+
+
+def look_again(step: Step, runs: str | Path) -> Step:
+    """A step as the store stands by now."""
+    (now,) = make_plan([step.job], runs, step.fingerprints)
+    return replace(now, number=step.number, name=step.name)
 
 
 def look(runs: str | Path) -> list[Entry]:
@@ -97,7 +103,7 @@ def look(runs: str | Path) -> list[Entry]:
 
 
 def away(steps: Sequence[Step]) -> list[Step]:
-    """The plan for machines that do not see the store: what is begun here cannot go on there."""
+    """The plan for machines that do not see the store: what has weights here cannot go on there."""
     return [_away(step) for step in steps]
 
 
@@ -127,8 +133,7 @@ def prepared(jobs: Sequence[Job], draw: bool) -> dict[str, str]:
 
     `draw`: a data set that needs no preparing is made if it is not there; otherwise nothing is written.
     """
-    asked = dict.fromkeys(name for job in jobs for name in (job.settings.data, *(e.data for e in job.evaluations)))
-    return {name: _fingerprint(name, draw) for name in asked}
+    return {name: _fingerprint(name, draw) for name in dict.fromkeys(name for job in jobs for name in job.data)}
 
 
 def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
@@ -152,6 +157,8 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
 def _away(step: Step) -> Step:
     if not step.due or step.entry is None:
         return step
+    if not step.entry.weights:  # nothing to go on from: it is begun anew
+        return replace(step, state="to run", why="")
     what = "the weights that it needs are" if step.entry.state == "complete" else "it was begun"
     why = f"{what} in {step.entry.path}, which the cluster does not see; go on with --executor local, or prune it"
     return replace(step, state="blocked", why=f"{step.why}; {why}" if step.why else why)
@@ -165,7 +172,7 @@ def _fingerprint(name: str, draw: bool) -> str:
 
 
 def _measured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> bool:
-    if entry is None or entry.run is None or entry.state == "running":
+    if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
         return False
     found = evaluation(entry.run, wanted.kind, wanted.data, wanted.settings)
     data = fingerprints.get(wanted.data, "")
@@ -173,12 +180,12 @@ def _measured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str
 
 
 def _in_its_place(entries: Sequence[Entry], job: Job, fingerprints: Mapping[str, str]) -> Entry | None:
-    """The folder that a job's run would have, where it is there and is not that run."""
+    """The folder that a job's run would have, where it is there, is not that run, and is not about to become it."""
     data = fingerprints.get(job.settings.data, "")
     if not data:
         return None
     name = run_name(job.settings, data)
-    return next((entry for entry in entries if entry.name == name), None)
+    return next((entry for entry in entries if entry.name == name and not unbegun(entry.path)), None)
 
 
 def _state(entry: Entry | None, bad: Entry | None, missing: Sequence[Evaluation]) -> tuple[State, str]:
@@ -186,7 +193,7 @@ def _state(entry: Entry | None, bad: Entry | None, missing: Sequence[Evaluation]
         return "blocked", f"its folder cannot be used: {bad.why}"
     if entry is None:
         return "to run", ""
-    if entry.state == "running":
+    if entry.state == "running" and (missing or not entry.result):
         return "blocked", f"{entry.path} is in use by another process; wait for it, or stop it first"
     if entry.state in ("interrupted", "failed"):
         return ("failed", entry.why) if entry.state == "failed" else ("interrupted", "")

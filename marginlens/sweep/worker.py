@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -47,11 +47,11 @@ def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
             raise ValueError(f"marginlens is {__version__} here, and {request['version']} where the run was planned")
 
         where, job = Where(**request["where"]).model_dump(), Job(**request["job"])
-        _check_data(job.settings.data, where.pop("fingerprint"))
+        _check_data(job.data, where.pop("fingerprints"))
         path = perform(job, where.pop("runs"), ended=ended.is_set, **where)
         return {"code": 0, "run": str(path), "line": ""}
     except ValueError as error:
-        return {"code": 2, "run": "", "line": str(error)}
+        return {"code": getattr(error, "code", 2), "run": "", "line": str(error)}
     except (KeyboardInterrupt, _Stop):
         return {"code": 143, "run": "", "line": "stopped; the same command goes on where it was"}
     except Exception as error:
@@ -61,12 +61,18 @@ def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
         return {"code": 1, "run": "", "line": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-def _check_data(name: str, fingerprint: str) -> None:
-    """Refuses data that are others than the plan's: their run would not be the one that was asked for."""
+def _check_data(names: Sequence[str], fingerprints: Mapping[str, str]) -> None:
+    """Refuses data that are not prepared, or are others than the plan's: the run would not be the one asked for.
+
+    Those of the evaluations too, and before hours of pre-training that they would follow.
+    """
     from marginlens.data.prepare import open_data
 
-    if fingerprint and open_data(name).fingerprint != fingerprint:
-        raise ValueError(f"{name} has another content here than where the run was planned; prepare the same on both")
+    for name in names:
+        if fingerprints.get(name, "") not in ("", open_data(name).fingerprint):
+            raise ValueError(
+                f"{name} has another content here than where the run was planned; prepare the same on both"
+            )
 
 
 class _Unheard(io.TextIOWrapper):

@@ -135,10 +135,30 @@ def _evaluate(
         )
     path = run.path / "evaluations" / evaluation_name(kind, data, feed.fingerprint, settings)
     display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
-    if path.exists() and not again:
-        display.say(f"measured before: {path}")
-        return record.read_json(path)
-    backbone = placed(load_backbone_of(run), where)
+    if found := _before(path, again, display):
+        return found
+    # nobody removes the weights meanwhile, nor measures the same
+    with record.locked(run):
+        if found := _before(path, again, display):  # by whoever held it until now
+            return found
+        facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
+        found = facts | _measured(run, feed, settings, path, display)
+        with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
+            record.save_json(path, found)
+    return found
+
+
+def _before(path: Path, again: bool, display: Display) -> dict[str, Any] | None:
+    """The record of an evaluation that was made before, unless it is to be made again."""
+    if again or not path.exists():
+        return None
+    display.say(f"measured before: {path}")
+    return record.read_json(path)
+
+
+def _measured(run: Run, feed: Feed, settings: Settings, path: Path, display: Display) -> dict[str, Any]:
+    """What an evaluation finds, how long it took and where; the backbone must come out of it as it went in."""
+    backbone = placed(load_backbone_of(run), feed.device)
     with disk(path, "nothing was measured yet", then="measure again"):
         path.parent.mkdir(exist_ok=True)
     before, begin = fingerprint(backbone), time.monotonic()
@@ -146,12 +166,8 @@ def _evaluate(
         found = _measure(backbone, feed, run.settings, settings, display)
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
-    facts: dict[str, Any] = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
-    facts |= {"settings": settings.model_dump(mode="json"), "backbone_sha256": before}
-    found = facts | found | {"seconds": time.monotonic() - begin, "environment": record.environment(where)}
-    with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
-        record.save_json(path, found)
-    return found
+    facts = {"settings": settings.model_dump(mode="json"), "backbone_sha256": before}
+    return facts | found | {"seconds": time.monotonic() - begin, "environment": record.environment(feed.device)}
 
 
 def _measure(

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_na
 from marginlens.train.stop import Stopped, disk
 
 FORMAT = 1
+EVALUATION_FILES = "[!.]*.json"
+"""Of evaluations/; a hidden one is another program's, or was never finished."""
+_KEPT: ContextVar[dict[Path, int] | None] = ContextVar("kept", default=None)
+"""Locks that are held until the end of `keeping`, by the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,13 @@ class Run:
     mean: Triple
     std: Triple
     """What its images are normalised by."""
+    identity: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What its id is the hash of."""
+
+    @property
+    def numerics(self) -> int:
+        """The version of the numerics that it was begun with."""
+        return int(self.identity.get("numerics", NUMERICS))
 
     @property
     def complete(self) -> bool:
@@ -71,7 +84,7 @@ class Run:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every probe, kNN and transfer that was measured."""
-        return [read_json(path) for path in sorted((self.path / "evaluations").glob("*.json"))]
+        return [read_json(path) for path in sorted((self.path / "evaluations").glob(EVALUATION_FILES))]
 
     def checkpoint(self) -> checkpoint.Checkpoint:
         """The last checkpoint of a complete run."""
@@ -120,27 +133,45 @@ def open_run(path: Run | str | os.PathLike[str]) -> Run:
     try:
         settings = build(Pretrain, NEUTRAL | found["settings"])
         mean, std = (_triple(found[key]) for key in ("mean", "std"))
-        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std)
-    except (KeyError, TypeError, ValueError) as error:
+        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std, dict(found.get("identity", {})))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a run's: {error}") from None
+
+
+class InUse(ValueError):  # noqa: N818  it is a state, not always an error
+    """A run that another process holds."""
+
+    code = 75
+    """What a worker ends with that finds its run so: it is no failure, and may be tried again."""
 
 
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
     """Holds the run's folder for this process; the system lets go of it however the process ends."""
-    path = run.path / "lock"
-    with disk(path, "nothing was lost"):
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
+    kept = _KEPT.get()
+    if kept is not None:
+        if run.path not in kept:
+            kept[run.path] = _take(run)
+        yield
+        return
+    file = _take(run)
     try:
-        if not _lock(file):
-            holder = os.pread(file, 200, 0).decode() or "another process"
-            raise ValueError(f"{run.path} is in use by {holder}; wait for it, or stop it first") from None
-        with disk(path, "nothing was lost"):
-            os.truncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         yield
     finally:
         os.close(file)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """A run that is locked inside of this stays so until its end, and can be locked inside again."""
+    kept: dict[Path, int] = {}
+    before = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(before)
+        for file in kept.values():
+            os.close(file)
 
 
 @contextmanager
@@ -202,7 +233,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
-    found: list[dict[str, Any]] = json.loads("[" + whole.replace("\n", ",") + "]")  # at once: a store has thousands
+    found: list[dict[str, Any]] = _parsed("[" + whole.replace("\n", ",") + "]")  # at once: a store has thousands
     return found
 
 
@@ -221,11 +252,37 @@ def save_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file."""
     try:
-        found = json.loads(path.read_text())
+        found = _parsed(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not hold an object")
+    return found
+
+
+def _take(run: Run) -> int:
+    """The run's lock, as a file that holds it while it is open."""
+    path = run.path / "lock"
+    with disk(path, "nothing was lost"):
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _lock(file):
+            holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
+            raise InUse(f"{run.path} is in use by {holder}; wait for it, or stop it first")
+        with disk(path, "nothing was lost"):
+            os.truncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _parsed(text: str) -> Any:
+    """JSON, refused where it holds half of a character, which no file can be written with."""
+    found = json.loads(text)
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
@@ -242,6 +299,8 @@ def _lock(file: int) -> bool:
 
 def _triple(values: Any) -> Triple:
     red, green, blue = (float(x) for x in values)
+    if not math.isfinite(red + green + blue):
+        raise ValueError(f"{values} are not three numbers")
     return red, green, blue
 
 

@@ -1,5 +1,6 @@
 """Run folders as a run would have written them, without training."""
 
+import hashlib
 import json
 
 from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, build
@@ -19,7 +20,17 @@ ENVIRONMENT = {
 
 
 def write_run(
-    store, *, probe=None, transfer=None, done=None, failure="", probe_settings=None, content=None, knn=70.0, **settings
+    store,
+    *,
+    probe=None,
+    transfer=None,
+    done=None,
+    failure="",
+    probe_settings=None,
+    content=None,
+    knn=70.0,
+    time=ENVIRONMENT["time"],
+    **settings,
 ):
     """A run's folder in a store; `probe`: its top-1; `transfer`: {data: top-1}; `done`: epochs, when not complete."""
     chosen = build(Pretrain, settings)
@@ -33,7 +44,10 @@ def write_run(
     metrics = [_epoch(chosen, epoch, knn) for epoch in range(1, epochs + 1)]
     _lines(path / "metrics.jsonl", metrics)
     _lines(path / "speed.jsonl", [{"epoch": m["epoch"], "seconds": 2.0, "images_per_second": 9e3} for m in metrics])
-    _lines(path / "environment.jsonl", [ENVIRONMENT | {"precision": "bfloat16", "engine": "graph", "step": 0}])
+    _lines(
+        path / "environment.jsonl",
+        [ENVIRONMENT | {"time": time, "precision": "bfloat16", "engine": "graph", "step": 0}],
+    )
     if failure:
         failed = {"time": ENVIRONMENT["time"], "line": failure, "code": 1, "step": 195 * epochs}
         (path / "failure.json").write_text(json.dumps(failed))
@@ -41,10 +55,21 @@ def write_run(
         result = {"epochs": epochs, "steps": 195 * epochs, "images": 50000, "loss": metrics[-1]["loss"], "knn": knn}
         (path / "result.json").write_text(json.dumps(result | {"seconds": 2.0 * epochs, "checkpoint": "gone"}))
     if probe is not None:
-        _evaluate(path, known, "probe", chosen.data, fingerprint, probe, probe_settings)
+        evaluate(path, "probe", chosen.data, fingerprint, probe, probe_settings, time)
     for data, top1 in (transfer or {}).items():
-        _evaluate(path, known, "transfer", data, CONTENT.get(data, "cd" * 30), top1, probe_settings)
+        evaluate(path, "transfer", data, CONTENT.get(data, "cd" * 30), top1, probe_settings, time)
     return path
+
+
+def settle(path, change):
+    """Changes a config.json, and makes its id that of what it then holds; the folder and evaluations follow."""
+    known = json.loads((path / "config.json").read_text())
+    change(known)
+    known["id"] = hashlib.sha256(json.dumps(known["identity"], sort_keys=True).encode()).hexdigest()[:10]
+    (path / "config.json").write_text(json.dumps(known))
+    for one in (path / "evaluations").glob("*.json"):
+        one.write_text(json.dumps(json.loads(one.read_text()) | {"run": known["id"]}))
+    return path.rename(path.with_name(f"{path.name[:-10]}{known['id']}"))
 
 
 def _epoch(chosen, epoch, knn):
@@ -54,11 +79,14 @@ def _epoch(chosen, epoch, knn):
     return found | ({"knn": knn * share} if epoch % 10 == 0 or epoch == chosen.epochs else {})
 
 
-def _evaluate(path, known, kind, data, fingerprint, top1, settings):
+def evaluate(path, kind, data, fingerprint, top1, settings=None, time=ENVIRONMENT["time"]):
+    """An evaluation in a run's folder, under the name that it would have."""
+    known = json.loads((path / "config.json").read_text())
     chosen = build(Probe, PROBE_RECIPES.get(data, {}) | (settings or {}))
     found = {"kind": kind, "run": known["id"], "data": data, "data_fingerprint": fingerprint}
     found |= {"settings": chosen.model_dump(mode="json"), "backbone_sha256": "0" * 64, "top1": top1, "top5": 99.0}
-    found |= {"loss": 0.5, "train_images": 50000, "test_images": 10000, "seconds": 20.0, "environment": ENVIRONMENT}
+    found |= {"loss": 0.5, "train_images": 50000, "test_images": 10000, "seconds": 20.0}
+    found |= {"environment": ENVIRONMENT | {"time": time}}
     (path / "evaluations").mkdir(exist_ok=True)
     (path / "evaluations" / evaluation_name(kind, data, fingerprint, chosen)).write_text(json.dumps(found))
 

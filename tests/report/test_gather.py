@@ -2,15 +2,19 @@
 
 import fcntl
 import json
+import re
 import statistics
 
 import pytest
 
 from marginlens.paper import TABLES
+from marginlens.report.figures import figure
 from marginlens.report.gather import gather
 from marginlens.report.grids import looks_grid, others_grid, paper_grid
+from marginlens.report.page import page
 from marginlens.runs.store import scan
-from tests.report.folders import write_run
+from marginlens.train.record import open_run
+from tests.report.folders import evaluate, settle, write_run
 
 
 def read(*stores, only=()):
@@ -139,7 +143,162 @@ def test_other_data_under_the_same_name_do_not_count(store):
     write_run(store, data="cifar10", seed=0, probe=10.0, content="ff" * 30)
     ours = line(read(store))
     assert [v.top1 for v in ours.values] == [90.0, 90.0]
-    assert [p.said for p in ours.partial] == ["not counted: the content of its data differs"]
+    said = "not counted: the content of its cifar10 is ffffffffff, and c10c10c10c counts"
+    assert [p.said for p in ours.partial] == [said]
+
+
+def test_of_as_many_runs_of_either_content_the_latest_count(store):
+    write_run(store, data="cifar10", seed=0, probe=90.0, time="2026-01-02T00:00:00Z")
+    write_run(store, data="cifar10", seed=1, probe=10.0, content="00" * 30, time="2026-01-01T00:00:00Z")
+    assert [v.top1 for v in line(read(store)).values] == [90.0]
+    write_run(store, data="cifar10", seed=2, done=3, content="00" * 30, time="2026-01-03T00:00:00Z")
+    assert [v.top1 for v in line(read(store)).values] == [90.0]  # one complete run of either, one that is not
+
+
+def test_one_content_counts_in_a_whole_table(store):
+    """Not one in this cell and another in the next: they stand beside each other."""
+    for seed in (0, 1):
+        write_run(store, data="cifar10", seed=seed, probe=90.0)
+    write_run(store, data="cifar10", effect="emphasis(s=20)", probe=10.0, content="ff" * 30)
+    pos = line(read(store), "MoCo/CIFAR10/pos")
+    assert pos.mean is None
+    assert [p.said[:11] for p in pos.partial] == ["not counted"]
+
+
+TRANSFER = ("MoCo/CIFAR10->CIFAR100/plain", "tab3")
+
+
+def test_transfers_to_other_content_are_not_averaged(store):
+    for seed in (0, 1):
+        write_run(store, data="cifar10", seed=seed, transfer={"cifar100": 43.0})
+    evaluate(write_run(store, data="cifar10", seed=2), "transfer", "cifar100", "ff" * 30, 10.0)
+    ours = line(read(store), *TRANSFER)
+    assert [v.top1 for v in ours.values] == [43.0, 43.0]
+    said = "not counted: the content of its cifar100 is ffffffffff, and c100c100c1 counts"
+    assert [(p.run.settings.seed, p.said) for p in ours.partial] == [(2, said)]
+
+
+@pytest.mark.parametrize("content", ["00" * 30, "ff" * 30], ids=["named before", "named after"])
+def test_of_two_transfers_of_a_run_the_content_of_the_others_counts_then_the_latest(store, content):
+    path = write_run(store, data="cifar10", transfer={"cifar100": 43.0})
+    evaluate(path, "transfer", "cifar100", content, 77.0, time="2027-01-01T00:00:00Z")
+    assert [v.top1 for v in line(read(store), *TRANSFER).values] == [77.0]
+    write_run(store, data="cifar10", seed=1, transfer={"cifar100": 44.0})
+    assert [v.top1 for v in line(read(store), *TRANSFER).values] == [43.0, 44.0]
+
+
+def test_sweeps_transferred_to_several_contents_have_a_column_for_each(store):
+    for seed, content in enumerate(("aa" * 30, "bb" * 30)):
+        evaluate(write_run(store, data="cifar10", lr=0.01, seed=seed), "transfer", "cifar100", content, 40.0 + seed)
+    grid = others_grid(read(store))
+    cells = dict(zip(grid.head, grid.rows[0], strict=True))
+    assert cells["transfer cifar100 of content aaaaaaaaaa"].text == "40.00"
+    assert cells["transfer cifar100 of content bbbbbbbbbb"].text == "41.00"
+
+
+def test_rehearsals_on_two_data_sets_both_count(store):
+    for seed in (0, 1):
+        write_run(store, data="shapes", epochs=10, seed=seed, probe=75.0)
+    write_run(store, data="other", epochs=10, probe=60.0)
+    found = [x for x in read(store).looks["tab2"] if x.cell.path == "MoCo/CIFAR10/plain"]
+    assert [(x.label, len(x.values), x.partial) for x in found] == [
+        ("rehearsal on other, 10 of 200 epochs", 1, ()),
+        ("rehearsal on shapes, 10 of 200 epochs", 2, ()),
+    ]
+
+
+def test_a_rehearsal_of_a_batch_size_is_drawn_at_that_one(store):
+    write_run(store, method="simclr", data="shapes", effect="emphasis(s=2)", batch=512, epochs=10, probe=50.0)
+    found = read(store)
+    assert [path for path, _, _ in looks(found, "fig4")] == ["SimCLR/CIFAR100/batch=512/s=2"]
+    assert not found.looks["fig3"]  # those points are rehearsed by the recipe's batch size
+    drawn = figure(found.tables["fig4"], found.looks["fig4"])
+    assert re.findall("<title>(.*?)</title>", drawn) == ["batch = 512, batch = 512, s = 2: 50.00 (1 seed)"]
+
+
+def test_another_reading_is_a_series_of_its_own_in_a_figure(store):
+    write_run(store, data="cifar10", effect="ratio(m1=1.6)", probe=89.0)
+    write_run(store, data="cifar10", effect="ratio(m1=1.6, scope=row)", probe=88.0)
+    found = read(store)
+    assert line(found, "MoCo/CIFAR10/m1=1.6/scope=row", "fig7").mean == 88.0
+    drawn = figure(found.tables["fig7"], found.lines["fig7"])
+    titles = re.findall("<title>(.*?)</title>", drawn)
+    assert titles == ["MoCo, m1 = 1.6: 89.00 (1 seed)", "MoCo (scope=row), m1 = 1.6: 88.00 (1 seed)"]
+    assert "</i>MoCo (scope=row)</span>" in drawn
+    assert sum("scope" in x.cell.path for x in found.lines["fig7"]) == 1
+
+
+def test_runs_of_other_numerics_have_a_label_and_are_not_averaged(store):
+    write_run(store, data="cifar10", seed=0, probe=90.0)
+    for seed in (0, 1):
+        settle(write_run(store, data="cifar10", seed=seed + 5, probe=50.0), lambda c: c["identity"].update(numerics=0))
+    odd = {"lr": 0.01, "data": "cifar10"}
+    write_run(store, **odd, probe=80.0)
+    settle(write_run(store, **odd, seed=1, probe=40.0), lambda c: c["identity"].update(numerics=0))
+    found = read(store)
+    assert not found.bad
+    assert [v.top1 for v in line(found).values] == [90.0]
+    assert {p.said for p in line(found).partial} == {"not counted: numerics 0, not 1"}
+    assert ("MoCo/CIFAR10/plain", "numerics 0, not 1", 50.0) in looks(found)
+    assert all(x.difference is None for x in found.looks["tab2"])
+    grid = others_grid(found)
+    said = {row[grid.head.index("label")].text: row[grid.head.index("probe cifar10")].text for row in grid.rows}
+    assert said == {"": "80.00", "numerics 0, not 1": "40.00"}
+
+
+def test_an_evaluation_by_other_numerics_has_a_label(store):
+    path = write_run(store, data="cifar10", probe=90.0)
+    (one,) = (path / "evaluations").iterdir()
+    known = json.loads(one.read_text())
+    known["environment"]["numerics"] = 7
+    one.write_text(json.dumps(known))
+    found = read(store)
+    assert line(found).mean is None
+    assert looks(found)[0] == ("MoCo/CIFAR10/plain", "evaluated with numerics 7, not 1", 90.0)
+
+
+def test_a_seed_counts_once(store):
+    """As when a version that spelled an effect otherwise made the same run under another id."""
+    first = write_run(store, data="cifar10", effect="emphasis(s=20)", probe=88.0, time="2026-01-01T00:00:00Z")
+
+    def other(config):
+        config["identity"]["settings"]["effect"] = "emphasis(s=20.0)"
+
+    settle(first, other)
+    latest = write_run(store, data="cifar10", effect="emphasis(s=20)", probe=90.0, time="2026-01-02T00:00:00Z")
+    found = read(store)
+    assert (found.bad, len(found.runs)) == ([], 2)
+    ours = line(found, "MoCo/CIFAR10/pos")
+    assert [v.top1 for v in ours.values] == [90.0]
+    assert [p.said for p in ours.partial] == [f"not counted: {latest.name} has this seed already"]
+
+
+def test_evaluations_of_copies_are_joined(store, tmp_path):
+    write_run(store, data="cifar10", probe=90.0)
+    late = write_run(tmp_path / "more", data="cifar10", probe=91.0, transfer={"cifar100": 43.0}, time="2027-01-01")
+    early = write_run(tmp_path / "third", data="cifar10", transfer={"cifar10": 1.0}, time="2020-01-01")
+    for order in ([store, late.parent, early.parent], [early.parent, late.parent, store]):
+        found = read(*order)
+        assert [v.top1 for v in line(found).values] == [91.0]  # of one name the latest
+        assert [v.top1 for v in line(found, *TRANSFER).values] == [43.0]
+        (seen,) = found.runs
+        assert sorted(one["top1"] for one in seen.evaluations) == [1.0, 43.0, 91.0]
+        assert page(found, []).count("<b>transfer ") == 2
+
+
+def test_evaluations_of_another_outcome_are_not_joined(store, tmp_path):
+    write_run(store, data="cifar10", probe=90.0, transfer={"stl10": 30.0})
+    write_run(tmp_path / "more", data="cifar10", transfer={"cifar100": 43.0}, knn=60.0)
+    found = read(store, tmp_path / "more")
+    assert line(found).mean == 90.0
+    assert line(found, *TRANSFER).mean is None
+
+
+def test_a_hidden_file_among_evaluations_is_not_one(store):
+    path = write_run(store, data="cifar10", probe=90.0)
+    (path / "evaluations" / "._probe-x.json").write_bytes(b"\0\5\x16\7")
+    assert line(read(store)).mean == 90.0
+    assert len(open_run(path).evaluations) == 1
 
 
 def test_sweeps_by_the_settings_that_differ(store):
@@ -176,15 +335,25 @@ def test_only_some_tables(store):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"top1": float("nan")}, {"top1": "90"}, {"top1": None}, {"settings": {"epochs": 100, "colour": "red"}}],
+    ("wrong", "said"),
+    [
+        ({"top1": float("nan")}, "has top1 nan, and it must be a number from 0 to 100"),
+        ({"top1": "90"}, "has top1 '90', and it must be a number from 0 to 100"),
+        (
+            {"settings": {"colour": "red"}},
+            "is an evaluation that this version of marginlens does not know: there is no",
+        ),
+        ({"kind": "retrieval"}, "is an evaluation that this version of marginlens does not know: its kind is"),
+    ],
     ids=str,
 )
-def test_a_record_that_no_run_wrote_is_an_unreadable_folder(store, wrong):
+def test_a_record_that_no_run_wrote_is_an_unreadable_folder(store, wrong, said):
     path = write_run(store, data="cifar10", probe=90.0)
     (record,) = (path / "evaluations").iterdir()
-    record.write_text(json.dumps(json.loads(record.read_text()) | wrong))
+    known = json.loads(record.read_text())
+    known |= {"settings": known["settings"] | wrong["settings"]} if "settings" in wrong else wrong
+    record.write_text(json.dumps(known))
     found = read(store)
     assert [folder for folder, _ in found.bad] == [str(path)]
     assert found.runs == []
-    assert "holds a record that no run wrote" in found.bad[0][1]
+    assert f"{record} {said}" in found.bad[0][1]

@@ -1,7 +1,9 @@
 """The page and the command, without a browser: whole, escaped, no network, every link leads somewhere."""
 
+import html
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +13,7 @@ from marginlens.paper import TABLES
 from marginlens.report.gather import gather
 from marginlens.report.page import page
 from marginlens.runs.store import scan
-from tests.report.folders import write_run
+from tests.report.folders import settle, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&"
 
@@ -67,27 +69,39 @@ def test_self_contained_and_every_link_leads_somewhere(store):
 
 
 def test_whatever_a_record_says_is_text(store):
-    path = write_run(store, data="cifar10", seed=2, weights="", probe=91.0, lr=0.01)
-    config = json.loads((path / "config.json").read_text())
-    config["settings"]["data"] = EVIL
-    config["settings"]["split"] = EVIL
-    config["data"] = config["id"] = EVIL
-    (path / "config.json").write_text(json.dumps(config))
-    (record,) = (path / "evaluations").iterdir()
-    known = json.loads(record.read_text())
-    known |= {"kind": EVIL, "data": EVIL, "environment": {"device": EVIL, EVIL: EVIL}}
-    known["settings"][EVIL] = EVIL
-    record.write_text(json.dumps(known))
-    evil = json.loads((path / "environment.jsonl").read_text()) | {"device": EVIL, "engine": EVIL}
+    path = write_run(store, data="cifar10", seed=2, probe=91.0, lr=0.01, transfer={"cifar100": 50.0})
+
+    def other(config):
+        for part in (config["settings"], config["identity"]["settings"]):
+            part |= {"data": EVIL, "split": EVIL}
+        config["data"] = config["identity"]["data"] = EVIL
+
+    path = settle(path, other)
+    for record in (path / "evaluations").iterdir():
+        known = json.loads(record.read_text())
+        known |= {"data": EVIL, "data_fingerprint": EVIL, "environment": {"device": EVIL, "time": EVIL, EVIL: EVIL}}
+        record.write_text(json.dumps(known))
+    evil = json.loads((path / "environment.jsonl").read_text()) | {"device": EVIL, "engine": EVIL, "time": EVIL}
     (path / "environment.jsonl").write_text(json.dumps(evil) + "\n")
+    result = json.loads((path / "result.json").read_text()) | {EVIL: EVIL, "checkpoint": EVIL}
+    (path / "result.json").write_text(json.dumps(result))
     (store / "<b>foreign & co").mkdir()
-    text = page(gather(scan(store), TABLES), [f"runs{EVIL}"])
+    gathered = gather(scan(store), TABLES)
+    assert len(gathered.runs) == 3
+    text = page(gathered, [f"runs{EVIL}"])
     found = Tags(text)
     assert [tag for tag, _ in found.found].count("script") == 2  # the curves and ours
     assert not {"img", "b>foreign"} & {tag for tag, _ in found.found}
-    assert found.text.count("alert(1)") > 8  # it is there to be read
+    assert found.text.count("alert(1)") > 20  # it is there to be read
     ids = [a["id"] for _, a in found.found if "id" in a]
     assert all(re.fullmatch(r"[\w-]+", name) for name in ids)
+
+
+def test_commands_to_copy_are_quoted(tmp_path):
+    path = write_run(tmp_path / "a b; touch gone #", data="cifar10", probe=90.0)
+    text = html.unescape(page(gather(scan(path.parent), TABLES), ["runs"]))
+    (config,) = re.findall(r"<code>(marginlens pretrain --config .*?)</code>", text)
+    assert shlex.split(config) == ["marginlens", "pretrain", "--config", str(path / "config.json")]
 
 
 def test_the_command_writes_three_files(store, call, capsys, tmp_path):

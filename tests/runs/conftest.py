@@ -27,19 +27,25 @@ def records(chosen, *, done=2, complete=True, probe=None, failure=None, images=D
     files = {"config.json": known}
     lines = {"metrics.jsonl": metrics}
     lines["environment.jsonl"] = [{"time": "2026-01-02T03:04:05Z", "device": "CPU, 2 threads", "step": 0}]
+    lines["speed.jsonl"] = [{"epoch": m["epoch"], "seconds": 0.5, "images_per_second": 1e3} for m in metrics]
     if complete:
-        files["result.json"] = {"epochs": done, "steps": 8 * done, "loss": metrics[-1]["loss"], "seconds": 1.0}
+        ended = {"epochs": done, "steps": 8 * done, "images": 512, "loss": metrics[-1]["loss"]}
+        files["result.json"] = ended | {"seconds": 1.0}
     if failure:
         files["failure.json"] = {"time": "2026-01-02T03:05:05Z", "line": failure, "code": 1, "step": 5}
     if probe is not None:
-        files["evaluations/probe-shapes-0123456789.json"] = evaluation("probe", probe, images)
+        files["evaluations/probe-shapes-0123456789.json"] = evaluation("probe", probe, images, known["id"])
     found = {name: json.dumps(content).encode() for name, content in files.items()}
     return found | {name: b"".join(json.dumps(x).encode() + b"\n" for x in content) for name, content in lines.items()}
 
 
-def evaluation(kind, top1, data=DATA, **more):
-    asked = {"epochs": 20, "batch": 16, "lr": 0.5, "momentum": 0.9, "crop_scale": [0.5, 1.0], "seed": 0} | more
-    return {"kind": kind, "data": "shapes", "data_fingerprint": data, "settings": asked, "top1": top1}
+def evaluation(kind, top1, data=DATA, run=None, **more):
+    """The record of an evaluation; without a run, of the one that has nothing but the defaults."""
+    asked = {"epochs": 20, "batch": 16, "lr": 0.5, "momentum": 0.9, "crop_scale": [0.5, 1.0], "seed": 0}
+    asked = {"k": 200, "temperature": 0.1} if kind == "knn" else asked
+    found = {"kind": kind, "run": run or identify(settings(), data), "data": "shapes", "data_fingerprint": data}
+    found |= {"settings": asked | more, "top1": top1, "seconds": 2.0, "train_images": 512, "test_images": 64}
+    return found | {"environment": {"time": "2026-01-02T03:06:07Z", "device": "CPU, 2 threads"}}
 
 
 def write(folder, content):

@@ -287,6 +287,11 @@ def test_what_is_there_is_completed(store):
     assert stores.records(path) == stages[-1] | other
 
 
+def otherwise(held, name):
+    """The same records with other losses in one file."""
+    return held | {name: held[name].replace(b'"loss": ', b'"loss": 9')}
+
+
 def test_another_outcome_is_refused(store):
     chosen = settings()
     _, name = name_of(chosen)
@@ -294,13 +299,51 @@ def test_another_outcome_is_refused(store):
     before = content(store)
     for other in (
         records(chosen, probe=81.0),
-        records(chosen) | {"metrics.jsonl": b'{"epoch": 1, "loss": 9}\n{"epoch": 2, "loss": 9}\n'},
-        records(chosen) | {"result.json": dump({"epochs": 2, "steps": 16, "loss": 9.0})},
+        otherwise(records(chosen), "metrics.jsonl"),
+        otherwise(records(chosen), "result.json"),
     ):
         with pytest.raises(ValueError, match=r"holds another outcome of the same run: .* differs"):
             add(other, store, name)
     assert {k: v for k, v in content(store).items() if not k.endswith("lock")} == before
     assert examine(path).state == "complete"
+
+
+def test_another_outcome_takes_the_place_of_one_that_ended_early(store):
+    """A run that failed on a machine which is gone is begun anew, and need not come out as far, or alike."""
+    chosen = settings()
+    _, name = name_of(chosen)
+
+    def failed(hour, done):
+        held = records(chosen, done=done, complete=False, failure=f"at {hour}")
+        held = {name: lines for name, lines in held.items() if done or name not in ("metrics.jsonl", "speed.jsonl")}
+        held["failure.json"] = held["failure.json"].replace(b"T03:05", f"T{hour}:05".encode())
+        return held | {"environment.jsonl": held["environment.jsonl"].replace(b"T03:04", f"T{hour}:04".encode())}
+
+    path = add(failed("04", 2) | {"notes.txt": b"mine"}, store, name)
+    with pytest.raises(ValueError, match=r"another outcome of the same run: environment.jsonl differs"):
+        add(failed("03", 1), store, name)  # it was before
+    for hour, epochs in (("05", 1), ("06", 0)):
+        add(failed(hour, epochs), store, name)
+        assert stores.records(path) == failed(hour, epochs) | {"notes.txt": b"mine"}
+    done = otherwise(records(chosen, probe=80.0), "metrics.jsonl")
+    write(path, {f"checkpoints/step-00000001-{'ab' * 16}.safetensors": b"\x02" + b"\0" * 7 + b"{}"})
+    assert examine(path).weights
+    with pytest.raises(ValueError, match="another outcome of the same run"):
+        add(done, store, name)  # what is there can go on
+    shutil.rmtree(path / "checkpoints")
+    add(done, store, name)
+    assert stores.records(path) == done | {"notes.txt": b"mine"}
+    with pytest.raises(ValueError, match="another outcome of the same run"):
+        add(records(chosen), store, name)
+
+
+def test_a_folder_that_was_only_made_is_filled(store):
+    chosen = settings()
+    _, name = name_of(chosen)
+    write(store / name, {".config.json.12": b"{", "lock": b"process 12"})
+    assert stores.unbegun(store / name)
+    assert stores.records(add(records(chosen), store, name)) == records(chosen)
+    assert not stores.unbegun(store / name)
 
 
 REFUSED = {
@@ -403,6 +446,15 @@ def test_weights_are_dropped_records_stay(trained):
     assert drop_weights(trained) == 0
     with pytest.raises(ValueError, match="its weights are gone"):
         trained.checkpoint()
+
+
+def test_weights_that_a_killed_process_left_are_swept(trained):
+    held = sum(p.stat().st_size for p in (trained.path / "checkpoints").iterdir())
+    (trained.path / "checkpoints").rename(trained.path / ".checkpoints.7-ab")
+    with record.locked(trained), pytest.raises(record.InUse):
+        drop_weights(trained)
+    assert drop_weights(trained) == held
+    assert not list(trained.path.glob(".checkpoints*"))
 
 
 def test_weights_that_are_needed_are_kept(trained, interrupted, tmp_path):

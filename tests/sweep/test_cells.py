@@ -2,7 +2,7 @@
 
 import pytest
 
-from marginlens.paper import TABLES, Cell, find
+from marginlens.paper import TABLES, Cell, find, readings
 from marginlens.sweep import cells
 from marginlens.sweep.job import Job, merge
 from marginlens.train.config import Pretrain, build
@@ -25,8 +25,25 @@ def test_every_cell_matches_its_own_runs_and_says_what_they_are(tmp_path):
             assert cells.match(cell, run(tmp_path, short)) == "shorter", cell.address
             assert (short.epochs, short.warmup) == (20, min(whole.warmup, 5))
             other = cells.job(cell, seed, dataset="shapes").settings
-            assert (other.epochs, other.encoder, other.batch, other.data) == (10, "tiny", 64, "shapes")
+            batch = whole.batch if "batch" in cell.at else 64  # what a cell sweeps, its rehearsal sweeps
+            assert (other.epochs, other.encoder, other.batch, other.data) == (10, "tiny", batch, "shapes")
             assert cells.match(cell, run(tmp_path, other)) == "rehearsal", cell.address
+
+
+@pytest.mark.parametrize("table", [key for key in TABLES if any(c.table == key for c in RUNNABLE)])
+def test_each_point_is_rehearsed_by_a_run_of_its_own(tmp_path, table):
+    """Of one method and data set, cells that are different runs are different rehearsals, and each stands for one."""
+    groups = {}
+    for cell in (c for base in TABLES[table].cells if base.settings is not None for c in readings(base)):
+        groups.setdefault(tuple(cell.path.split("/")[:2]), []).append(cell)
+    for group in groups.values():
+        runs = {cells.job(cell, 0).settings.model_copy(update={"epochs": 1, "warmup": 0}) for cell in group}
+        rehearsals = {cells.job(cell, 0, dataset="shapes").settings for cell in group}
+        assert len(rehearsals) == len(runs)
+        for cell in group[:: max(len(group) // 4, 1)]:
+            own = cells.job(cell, 0, dataset="shapes").settings
+            matching = [c for c in group if cells.match(c, run(tmp_path, own))]
+            assert {cells.job(c, 0, epochs=20).settings for c in matching} == {cells.job(cell, 0, epochs=20).settings}
 
 
 def test_what_is_not_a_cell_s(tmp_path):
@@ -101,3 +118,20 @@ def test_a_shorter_probe_makes_a_run_a_shorter_look(tmp_path, monkeypatch):
     assert found(short.settings) == (10, "shorter")
     assert found(short.settings, whole.settings) == (100, "exact")
     assert found(other) is None
+
+
+def test_of_probes_alike_the_latest_counts(tmp_path, monkeypatch):
+    """Whatever their files are called: data of one name may have been prepared anew in between."""
+    (cell,) = find("MoCo/CIFAR10->CIFAR100/pos", "tab3")
+    asked = cells.follows(cell).settings.model_dump(mode="json")
+    old, new, later = (
+        {"kind": "transfer", "data": "cifar100", "settings": asked, "data_fingerprint": name, "environment": env}
+        for name, env in (
+            ("old", {"time": "2026-01-01T00:00:00Z"}),
+            ("new", {"time": "2027-01-01T00:00:00Z"}),
+            ("other numerics", {"time": "2028-01-01T00:00:00Z", "numerics": 99}),
+        )
+    )
+    for held in ([old, new], [new, old], [new, old, later], [later, new]):
+        monkeypatch.setattr(Run, "evaluations", held)
+        assert cells.measured(cell, run(tmp_path, cells.job(cell, 0).settings))[0] is new

@@ -6,10 +6,14 @@ import time
 import pytest
 
 from marginlens.cli import main
-from marginlens.runs.store import scan
-from marginlens.sweep import local
+from marginlens.runs.store import examine, scan
+from marginlens.sweep import conduct, local
 from marginlens.sweep.child import Outcome
-from tests.sweep.conftest import made
+from marginlens.sweep.estimate import Estimator
+from marginlens.sweep.places import Executor
+from marginlens.sweep.plan import make_plan
+from marginlens.train.record import locked
+from tests.sweep.conftest import job, made
 
 SWEEP = ("sweep", "--data", "shapes", "--epochs", "2", "--grid", "effect=plain|emphasis(s=5)", "--grid", "seed=0|1")
 
@@ -138,6 +142,17 @@ def test_a_crash_is_recorded_in_the_run_s_folder(pretend, capsys, tmp_path, monk
     assert (found["plan"][0]["state"], found["plan"][0]["why"]) == ("failed", "its process was ended by SIGKILL")
 
 
+def test_a_crash_is_recorded_where_the_data_are_not_known(tmp_path):
+    """As of a cluster's run on shared storage, when the data are on the nodes alone."""
+    run = made(job(), tmp_path, epochs=1, complete=False)
+    place = Executor(runs=str(tmp_path))
+    work = conduct.Work(make_plan([job()], tmp_path, {}), place, {}, Estimator([], ""), 1, None)
+    lines = []
+    conduct._note(work, work.steps[0], Outcome(1, "failed", "ended by SIGKILL", 1.0, crashed=True), lines.append)
+    assert lines == ["[1] failed: ended by SIGKILL"]
+    assert examine(run.path).why == "ended by SIGKILL"
+
+
 def test_blocked_runs_are_said_and_the_others_run(pretend, capsys, tmp_path):
     pretend(*SWEEP, "--no-probe")
     first = next(entry for entry in scan(tmp_path / "runs") if "plain-seed0" in entry.name)
@@ -149,6 +164,52 @@ def test_blocked_runs_are_said_and_the_others_run(pretend, capsys, tmp_path):
     assert "1 of 4 runs cannot be done" in line
     assert "its weights are gone" in line
     assert len(pretend.performed) == 3
+
+
+def test_a_run_that_stays_in_use_is_said_and_has_not_failed(pretend, capsys, tmp_path, monkeypatch):
+    def run_local(steps, where, slots, ending, say, grace=60.0):
+        path = made(steps[0].job, tmp_path / "runs").path
+        yield Outcome(1, "done", "by another process", 0.0, str(path))
+        yield Outcome(2, "blocked", "x is in use by process 7; wait for it, or stop it first", 0.0)
+
+    monkeypatch.setattr(local, "run_local", run_local)
+    with pytest.raises(SystemExit) as caught:
+        main([*SWEEP[:-1], "seed=0", "--json"])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["done"], found["failed"], found["left"]) == (1, [], [])
+    assert [one["number"] for one in found["blocked"]] == [2]
+    assert "[1] done by another process: probe on shapes 50.00 %" in err
+    assert "[2] blocked: x is in use by process 7" in err
+    assert "marginlens: 1 of 2 runs cannot be done; the first is [2]" in err
+
+
+def test_a_shorter_probe_is_said_to_be_one(pretend, capsys):
+    one = (*SWEEP[:-4], "--grid", "seed=0")
+    pretend(*one)
+    pretend(*one, "--probe-epochs", "1")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "epochs=1" in line]
+    assert "probe on shapes 50.00 %" in line
+    assert "probe on shapes epochs=1 50.00 %" in line
+
+
+def test_weights_of_what_was_done_before_go_too(pretend, capsys, tmp_path):
+    """A process that was stopped after the last evaluation left them."""
+    one = (*SWEEP[:-4], "--grid", "seed=0|1")
+    pretend(*one)
+    second = scan(tmp_path / "runs")[1]
+    pretend(*one, "--records-only", "--dry-run")
+    assert [entry.weights for entry in scan(tmp_path / "runs")] == [True, True]
+    capsys.readouterr()
+    with locked(second.run):
+        pretend(*one, "--records-only")
+    err = capsys.readouterr().err
+    assert "[1] was done before: its weights are removed, " in err
+    assert "[2] keeps its weights: " in err
+    assert [entry.weights for entry in scan(tmp_path / "runs")] == [False, True]
+    pretend(*one, "--records-only")
+    assert [entry.weights for entry in scan(tmp_path / "runs")] == [False, False]
 
 
 def test_the_time_limit_ends_with_what_is_left(pretend, capsys):

@@ -1,6 +1,7 @@
 """The executor of this machine: every way in which a child can end, and every way in which the parent can."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -9,10 +10,12 @@ import time
 import pytest
 
 import marginlens
+from marginlens.data import shapes, store
 from marginlens.runs.store import scan
 from marginlens.sweep import child, local, plan, worker
 from marginlens.sweep.job import Where
-from tests.sweep.conftest import job
+from marginlens.train.record import locked
+from tests.sweep.conftest import job, made
 from tests.train.conftest import wait_for
 
 FAKE = """
@@ -38,12 +41,15 @@ if kind == 5.0:
     sys.stdin.read()
     print(json.dumps({"code": 143, "run": "", "line": "stopped"}))
     sys.exit(143)
+if kind == 6.0 and open(os.path.join(folder, "log")).read().count(f"begin {seed} ") == 1:
+    print(json.dumps({"code": 75, "run": "", "line": "x is in use by process 1; wait for it"}))
+    sys.exit(75)
 time.sleep(0.2)
 note("end")
 print("last words", file=sys.stderr, end="")
 print(json.dumps({"code": 0, "run": folder, "line": ""}))
 """
-FINE, CRASHES, SILENT, FULL, HANGS, WAITS = 0.5, 1.0, 2.0, 3.0, 4.0, 5.0
+FINE, CRASHES, SILENT, FULL, HANGS, WAITS, LOCKED = 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 
 
 @pytest.fixture
@@ -97,6 +103,26 @@ def test_others_go_on_when_one_fails(fake):
     assert found[2].line.startswith("no space left")
 
 
+def test_one_in_use_comes_last(fake):
+    found = list(fake(LOCKED, FINE, FINE))
+    assert [(o.number, o.state) for o in found] == [(2, "done"), (3, "done"), (1, "done")]
+    assert "[1] comes last: x is in use by process 1; wait for it" in fake.lines
+
+
+def test_one_that_another_process_did_meanwhile_is_done(fake, tmp_path):
+    run = made(job(seed=0, tau=LOCKED), tmp_path)
+    first, last = fake(LOCKED, FINE)
+    assert (first.number, last) == (2, child.Outcome(1, "done", "by another process", 0.0, str(run.path)))
+    assert sum(what == "begin" and seed == "0" for what, seed, _ in fake.log()) == 1
+
+
+def test_one_that_stays_in_use_has_not_failed(fake, tmp_path):
+    with locked(made(job(seed=0, tau=LOCKED), tmp_path, epochs=1, complete=False)):
+        (found,) = fake(LOCKED)
+    assert (found.state, found.crashed) == ("blocked", False)
+    assert "is in use by another process; wait for it, or stop it first" in found.line
+
+
 def after(fake, count):
     """True from when so many workers have begun."""
     return lambda: sum(line.endswith("working") for line in fake.lines) >= count
@@ -143,12 +169,34 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path):
 def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
     """A node's data may be others than those that the plan was made with."""
     request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}
-    where = Where(runs=str(tmp_path), fingerprint="0" * 64).model_dump(mode="json")
+    where = Where(runs=str(tmp_path), fingerprints={"shapes": "0" * 64}).model_dump(mode="json")
     found = worker._perform(request | {"where": where}, threading.Event())
     assert (found["code"], "shapes has another content here" in found["line"]) == (2, True)
     found = worker._perform(request | {"where": where, "version": "0"}, threading.Event())
     assert (found["code"], "0 where the run was planned" in found["line"]) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_of_evaluations_are_looked_at_before_pre_training(tmp_path, monkeypatch, data_root):
+    """Hours before they are needed."""
+    few = {split: [store.Batch(*shapes.draw(8, split))] for split in ("train", "test")}
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
+    shutil.copytree(data_root, tmp_path / "data")
+    store.write("cifar10", few, shapes.CLASSES, tmp_path / "data")
+    for other, said in (("cifar10", "cifar10 has another content here"), ("cifar100", "cifar100 is not prepared")):
+        request = {"version": marginlens.__version__, "job": job(other).model_dump(mode="json")}
+        where = Where(runs=str(tmp_path / "runs"), fingerprints={"cifar10": "0" * 64}).model_dump(mode="json")
+        found = worker._perform(request | {"where": where}, threading.Event())
+        assert (found["code"], said in found["line"]) == (2, True), found
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_worker_whose_run_is_in_use_says_so(tmp_path):
+    request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}
+    where = Where(runs=str(tmp_path), device="cpu").model_dump(mode="json")
+    with locked(made(job(), tmp_path, epochs=1, complete=False)):
+        found = worker._perform(request | {"where": where}, threading.Event())
+    assert (found["code"], "is in use by process" in found["line"]) == (75, True)
 
 
 def test_slots(monkeypatch):
@@ -163,6 +211,10 @@ def test_slots(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda")] == ["4", "7"]
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda:1")] == ["7"]
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: ("NVIDIA A", "NVIDIA B")[index])
+    assert [local.device_name(local.make_slots(name)) for name in ("cuda:1", "cuda", "cuda:0")] == [
+        "NVIDIA B", "NVIDIA A", "NVIDIA A"
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="give --per-gpu"):
         local.make_slots("cuda", at_once=2)
     with pytest.raises(ValueError, match="2 CUDA devices are here"):

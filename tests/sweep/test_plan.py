@@ -52,11 +52,43 @@ def test_each_state(tmp_path):
     assert "which the cluster does not see" in abroad[2].why
 
 
+def test_what_ended_early_without_weights_is_begun_anew_elsewhere(tmp_path):
+    """It came home from a node that failed: there is nothing here that the cluster would have to see."""
+    cut, failed = job(seed=0), job(seed=1)
+    made(cut, tmp_path, epochs=1, complete=False, weights=False)
+    path = made(failed, tmp_path, epochs=1, complete=False, weights=False).path
+    save_json(path / "failure.json", {"time": "", "line": "CUDA error", "code": 1, "step": 1})
+    steps = planned([cut, failed], tmp_path)
+    assert states(steps) == ["interrupted", "failed"]
+    abroad = plan.away(steps)
+    assert [(step.state, step.why, step.epochs_left) for step in abroad] == [("to run", "", 2)] * 2
+
+
+@pytest.mark.parametrize("left", [(), ("lock",), (".config.json.12", "lock")])
+def test_a_folder_that_was_only_made_is_no_hindrance(tmp_path, left):
+    """A process was killed, or the disk was full, before the first file of the run."""
+    path = made(job(), tmp_path).path
+    shutil.rmtree(path)
+    path.mkdir()
+    for name in left:
+        (path / name).write_text("{")
+    assert states(planned([job()], tmp_path)) == ["to run"]
+    (path / "cat.jpg").write_text("meow")
+    assert states(planned([job()], tmp_path)) == ["blocked"]
+
+
 def test_a_run_in_use_is_left_alone(tmp_path):
     run = made(job(), tmp_path, epochs=1, complete=False)
     with locked(run):
         (step,) = planned([job()], tmp_path)
     assert (step.state, "in use" in step.why) == ("blocked", True)
+    run = made(job(seed=1), tmp_path)
+    with locked(run):  # by someone who evaluates it otherwise
+        steps = planned([job(seed=1), job("shapes", seed=1)], tmp_path)
+        assert states(steps) == ["cached", "blocked"]
+        assert steps[1].follows == "transfer to shapes"
+        assert plan.look_again(steps[1], tmp_path) == steps[1].__class__(**vars(steps[1]) | {"number": 2})
+    assert plan.look_again(steps[1], tmp_path).state == "to run"
 
 
 def test_a_foreign_folder_in_a_run_s_place(tmp_path):

@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +19,8 @@ from torch import nn
 import marginlens as ml
 from marginlens.data.views import View, make_view
 from marginlens.nets import encoder
-from marginlens.train import evaluate, features, feed, identity, probe
+from marginlens.runs.store import drop_weights
+from marginlens.train import evaluate, features, feed, identity, probe, record
 from marginlens.train.knn import accuracy, vote
 from marginlens.train.progress import Display
 from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
@@ -310,3 +315,64 @@ def test_data_without_labels(tmp_path, prepared):
     with pytest.raises(ValueError, match="has no test split; give --holdout"):
         ml.knn(run, quiet=True)
     assert ml.knn(run, ml.Knn(holdout=4), quiet=True)["kind"] == "knn"
+
+
+def bare(run, folder):
+    """A copy of a run without what was measured of it."""
+    kept = shutil.copytree(run.path, folder / run.path.name, ignore=shutil.ignore_patterns("evaluations"))
+    return ml.open_run(kept)
+
+
+def test_a_run_that_is_evaluated_is_in_use(tmp_path, whole, monkeypatch):
+    """Nobody removes its weights meanwhile or measures the same, and what was measured before can be had."""
+    run = bare(whole, tmp_path)
+    with record.locked(run), pytest.raises(record.InUse, match=f"is in use by process {os.getpid()} on .*; wait for"):
+        ml.probe(run, SHORT, quiet=True)
+    honest, refused = probe._measure, []
+
+    def measure(*parts):
+        for other in (lambda: ml.probe(run, SHORT, quiet=True), lambda: drop_weights(run)):
+            with pytest.raises(record.InUse) as caught:
+                other()
+            refused.append(caught.value)
+        return honest(*parts)
+
+    monkeypatch.setattr(probe, "_measure", measure)
+    found = ml.probe(run, SHORT, quiet=True)
+    assert len(refused) == 2
+    with record.locked(run):
+        assert ml.probe(run, SHORT, quiet=True) == found
+
+
+def test_what_another_process_measured_while_we_waited_is_taken(tmp_path, whole, monkeypatch):
+    run = bare(whole, tmp_path)
+    found = ml.probe(run, SHORT, quiet=True)
+    (path,) = (run.path / "evaluations").iterdir()
+    path.rename(tmp_path / "aside")
+    honest = record.locked
+
+    @contextmanager
+    def late(run):
+        with honest(run):
+            (tmp_path / "aside").rename(path)
+            yield
+
+    monkeypatch.setattr(record, "locked", late)
+    monkeypatch.setattr(probe, "_measure", None)
+    assert ml.probe(run, SHORT, quiet=True) == found
+
+
+def test_a_lock_that_is_kept(whole):
+    """Between two parts of a job its run stays its own, and it can lock it as often as it likes."""
+    with record.keeping():
+        with record.locked(whole):
+            pass
+        with record.locked(whole), pytest.raises(record.InUse):
+            _in_a_thread(lambda: record.locked(whole).__enter__())
+    with record.locked(whole):
+        pass
+
+
+def _in_a_thread(do):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(do).result()

@@ -1,0 +1,214 @@
+"""Records that no run wrote: every command says them in a line, and none stumbles over them."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from marginlens.runs.store import scan
+from marginlens.sweep.estimate import Estimator
+from marginlens.train.identity import run_name
+from tests.runs.conftest import DATA, evaluation, put, records, settings, write
+
+HUGE = 10**400
+PROBE = "evaluations/probe-shapes-0123456789.json"
+LATER = "does not know: "
+
+
+def change(path, changes):
+    """Sets keys of a record, or of the last line of records; ... takes one away, a dot leads into an object."""
+    text = path.read_text()
+    whole = [json.loads(text)] if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    for key, value in changes.items():
+        *within, name = key.split(".")
+        at = whole[-1]
+        for part in within:
+            at = at[part]
+        if value is ...:
+            del at[name]
+        else:
+            at[name] = value
+    path.write_text("".join(json.dumps(one) + "\n" for one in whole))
+
+
+WRONG = {
+    "result.json": [
+        ({"images": ...}, "lacks images"),
+        ({"images": None}, "has images None, and it must be a whole number"),
+        ({"images": 1.5}, "has images 1.5"),
+        ({"loss": HUGE}, "has loss 1000000"),
+        ({"loss": float("nan")}, "has loss nan"),
+        ({"steps": True}, "has steps True"),
+        ({"knn": 101.0}, "has knn 101.0, and it must be a number from 0 to 100"),
+        ({"seconds": "x"}, "has seconds 'x'"),
+    ],
+    "metrics.jsonl": [
+        ({"loss": HUGE}, "line 2 has loss 1000000"),
+        ({"loss": None}, "line 2 has loss None"),
+        ({"loss": ...}, "line 2 lacks loss"),
+        ({"epoch": "2"}, "line 2 has epoch '2'"),
+        ({"epoch": 2.5}, "line 2 has epoch 2.5"),
+        ({"spread": float("inf")}, "line 2 has spread inf"),
+        ({"spread": True}, "line 2 has spread True"),
+    ],
+    "speed.jsonl": [
+        ({"images_per_second": ...}, "line 2 lacks images_per_second"),
+        ({"images_per_second": "x"}, "line 2 has images_per_second 'x'"),
+        ({"images_per_second": HUGE}, "line 2 has images_per_second 1000000"),
+        ({"images_per_second": 5e-324}, "line 2 has images_per_second 5e-324"),
+        ({"seconds": -1}, "line 2 has seconds -1"),
+    ],
+    "environment.jsonl": [
+        ({"time": ...}, "line 1, has no time"),
+        ({"device": []}, "line 1, has no device"),
+        ({"device": "\ud800"}, "cannot be read"),
+    ],
+    PROBE: [
+        ({"seconds": ...}, "lacks seconds"),
+        ({"seconds": []}, "has seconds []"),
+        ({"test_images": ...}, "lacks test_images"),
+        ({"train_images": 0}, "has train_images 0"),
+        ({"train_images": HUGE}, "has train_images 1000000"),
+        ({"environment": None}, "environment is None, and must be an object"),
+        ({"environment.time": ...}, "environment has no time"),
+        ({"environment.numerics": "1"}, "environment has numerics '1'"),
+        ({"top1": None}, "has top1 None"),
+        ({"top1": HUGE}, "has top1 1000000"),
+        ({"data": {}}, "has data {}, and it must be text"),
+        ({"data": "cifar10"}, "is on 'cifar10', and its run learned from shapes"),
+        ({"kind": 1}, "has kind 1, and it must be text"),
+        ({"run": "ffffffffff"}, "is of the run 'ffffffffff', and lies in the folder of"),
+        ({"settings": None}, LATER + "its settings are no object"),
+        ({"settings": {}}, LATER + "its settings lack epochs, batch"),
+        ({"settings.epochs": "20"}, LATER + "its epochs is '20'"),
+        ({"settings.epochs": HUGE}, LATER + "its epochs is 1000000"),
+        ({"settings.epochs": 0}, LATER + "epochs is 0"),
+        ({"settings.seed": True}, LATER + "its seed is True"),
+        ({"settings.crops": 10}, LATER + "there is no setting 'crops'"),
+        ({"kind": "retrieval"}, LATER + "its kind is 'retrieval', and there are probe, transfer, knn"),
+    ],
+    "config.json": [
+        ({"id": "0123456789"}, "was changed: its id is '0123456789', and its identity's is"),
+        ({"identity": ...}, "was changed: its id is"),
+        ({"identity": None}, "is not a run's"),
+        ({"identity.numerics": 2}, "was changed: its id is"),
+        ({"settings.effect": "emphasis(s=20)"}, "was changed: its settings are not those of its identity"),
+        ({"settings.seed": 5}, "was changed: its settings are not those of its identity"),
+        ({"settings.hidden": HUGE}, "was changed: its settings"),
+        ({"settings.weights": "some.safetensors"}, "was changed: its settings"),
+        ({"data": "cd" * 32}, "was changed: its data are not those of its identity"),
+        ({"mean": [HUGE, 0, 0]}, "is not a run's"),
+        ({"std": [float("nan"), 0, 0]}, "is not a run's"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_record_is_an_unreadable_folder(store, name):
+    good = put(store, 0)
+    bad = put(store, 1, probe=80.0)
+    proper = {path: path.read_bytes() for path in bad.rglob("*.json*")}
+    assert [e.state for e in scan(store)] == ["complete", "complete"]
+    for changes, said in WRONG[name]:
+        change(bad / name, changes)
+        one, other = scan(store)
+        assert (one.path, one.state) == (good, "complete")
+        assert (other.path, other.state, other.run) == (bad, "unreadable", None), changes
+        assert said in other.why, changes
+        assert str(bad / name) in other.why
+        assert ("\n" in other.why, len(other.why) < 400) == (False, True)
+        for path, held in proper.items():
+            path.write_bytes(held)
+
+
+@pytest.mark.parametrize("name", ["speed.jsonl", "metrics.jsonl", "result.json", PROBE, "config.json"])
+def test_records_that_are_no_json_or_far_too_deep(store, name):
+    bad = put(store, probe=80.0)
+    for held in (b'{"epoch": 1, "sec\n{"a":\n', b"[" * 100_000 + b"\n", b'{"loss": ' + b"9" * 5_000 + b"}\n"):
+        write(bad, {name: held})
+        (found,) = scan(store)
+        assert found.state == "unreadable"
+        assert ("\n" in found.why, str(bad) in found.why) == (False, True)
+
+
+def test_no_command_stumbles(ask, store, tmp_path):
+    good, bad = put(store, 0, probe=70.0), put(store, 1, probe=80.0)
+    spoilt = (("speed.jsonl", {"seconds": None}), (PROBE, {"settings": None}), ("result.json", {"images": ...}))
+    for name, changes in spoilt:
+        shutil.rmtree(bad)
+        change(put(store, 1, probe=80.0) / name, changes)
+        code, out, err = ask("runs", "--runs", store)
+        assert (code, good.name in out, err.count("\n"), name in err) == (2, True, 1, True)
+        for words in (["runs", "show", bad.name], ["runs", "compare", good.name, bad.name]):
+            code, _, err = ask(*words, "--runs", store)
+            assert (code, err.count("\n"), name in err) == (2, 1, True)
+        code, _, err = ask("report", "--runs", store, "--out", tmp_path / "report")
+        assert (code, err.count("\n"), name in err) == (2, 1, True)
+        Estimator(scan(store), "CPU, 2 threads")
+
+
+def test_what_any_version_writes_is_readable(store):
+    """A run that began from weights, which may be gone, and one from before some settings."""
+    chosen = settings(seed=3)
+    weights = store.parent / "some.safetensors"
+    weights.write_bytes(b"weights")
+    begun = settings(seed=4, weights=str(weights))
+    old, from_weights = (write(store / run_name(one, DATA), records(one)) for one in (chosen, begun))
+    change(old / "config.json", {"settings.stem": ..., "settings.blur": ...})
+    weights.unlink()
+    assert [(e.state, e.why) for e in scan(store)] == [("complete", "")] * 2
+    assert {e.run.numerics for e in scan(store)} == {1}
+    change(from_weights / "config.json", {"settings.weights": ""})
+    assert {e.path: e.state for e in scan(store)} == {old: "complete", from_weights: "unreadable"}
+
+
+def test_the_recipe_s_own_probe_is_the_one_that_is_listed(ask, store):
+    first, second = put(store, 0, probe=80.0), put(store, 1)
+    late = {"environment": {"time": "2027-01-01T00:00:00Z", "device": "CPU"}}
+    short = evaluation("probe", 31.0, run=first.name[-10:], epochs=1) | late
+    write(first, {"evaluations/probe-shapes-1.json": json.dumps(short).encode()})
+    only = evaluation("probe", 90.0, run=second.name[-10:], epochs=1)
+    write(second, {"evaluations/probe-shapes-1.json": json.dumps(only).encode()})
+    rows = {row["seed"]: row for row in json.loads(ask("runs", "--runs", store, "--json")[1])["runs"]}
+    assert [(rows[i]["probe"], rows[i]["probe_by"]) for i in (0, 1)] == [(80.0, "recipe"), (90.0, "epochs=1")]
+    out = ask("runs", "--runs", store)[1]
+    assert "  80.00 %    " in out
+    assert "  90.00 % *" in out
+    assert out.splitlines()[-1].startswith("* by an evaluation that is not the recipe's")
+    out = ask("runs", "--runs", store, "--where", "probe_by=recipe")[1]
+    assert (first.name in out, second.name in out, "*" in out) == (True, False, False)
+
+
+def test_nearest_neighbours_that_find_nothing_are_a_number(ask, store):
+    path = put(store, 0)
+    change(path / "metrics.jsonl", {"knn": 12.0})
+    assert json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]["knn"] == 12.0
+    found = evaluation("knn", 0.0, run=path.name[-10:])
+    write(path, {"evaluations/knn-shapes-1.json": json.dumps(found).encode()})
+    row = json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]
+    assert (row["knn"], row["knn_by"]) == (0.0, "recipe")
+
+
+@pytest.mark.parametrize("line", ["OSError: cannot open [/mnt/x]", "KeyError: [bold]gone", "no :smile: here"])
+def test_what_a_record_says_is_no_markup(ask, store, line):
+    failed = put(store, 0, complete=False, done=1, failure=line)
+    change(failed / "environment.jsonl", {"device": "[red]GPU[/red] [/]"})
+    code, out, _ = ask("runs", "show", failed)
+    assert (code, line in out, "[red]GPU[/red] [/]" in out) == (0, True, True)
+    code, out, _ = ask("runs", "compare", failed, put(store, 1))
+    assert (code, "[red]GPU[/red] [/]" in out) == (0, True)
+
+
+def test_the_command_that_is_shown_is_quoted(ask, tmp_path):
+    path = put(tmp_path / "a b; touch gone #")
+    words = shlex.split(json.loads(ask("runs", "show", path, "--json")[1])["command"])
+    assert words == [
+        "marginlens",
+        "pretrain",
+        "--config",
+        f"{path}/config.json",
+        "--runs",
+        f"{path.parent}",
+        "--resume",
+    ]

@@ -1,0 +1,59 @@
+"""A job holds its run from its first part to its last: nobody else takes the weights away in between."""
+
+import pytest
+
+from marginlens.runs.store import drop_weights, examine
+from marginlens.sweep import job as jobs
+from marginlens.train import record
+from marginlens.train.stop import Stopped
+from tests.sweep.conftest import job, made
+
+
+@pytest.fixture
+def parts(monkeypatch, tmp_path):
+    """Parts that only lock, as the real ones do, and note who holds the run between them."""
+    done = job("shapes")
+    seen = []
+
+    def pretrain(settings, **more):
+        run = made(done.model_copy(update={"evaluations": ()}), tmp_path)
+        with record.locked(run):
+            seen.append("pretrain")
+        return run
+
+    def evaluation(run, *more, **where):
+        seen.append(examine(run.path).state)
+        with record.locked(run):
+            pass
+
+    monkeypatch.setattr(jobs.training, "pretrain", pretrain)
+    monkeypatch.setattr(jobs.probing, "probe", evaluation)
+    monkeypatch.setattr(jobs.probing, "transfer", evaluation)
+    return done, seen
+
+
+def test_a_run_is_held_between_the_parts_of_its_job(parts, tmp_path):
+    done, seen = parts
+    path = jobs.perform(done, tmp_path, records_only=True)
+    assert seen == ["pretrain", "running", "running"]
+    found = examine(path)
+    assert (found.state, found.weights) == ("complete", False)
+
+
+def test_it_is_let_go_however_a_job_ends(parts, tmp_path):
+    with pytest.raises(Stopped):
+        jobs.perform(parts[0], tmp_path, ended=lambda: True)
+    (path,) = tmp_path.iterdir()
+    assert examine(path).state == "complete"
+    assert drop_weights(record.open_run(path)) > 0
+
+
+def test_a_crash_is_not_noted_of_a_run_that_goes_on_or_is_complete(tmp_path):
+    cut, done = made(job(), tmp_path, epochs=1, complete=False), made(job(seed=1), tmp_path)
+    jobs.note_crash(done, "killed")
+    with record.locked(cut):
+        jobs.note_crash(cut, "killed")
+    assert not list(tmp_path.glob("*/failure.json"))
+    jobs.note_crash(cut, "killed")
+    assert record.read_json(cut.path / "failure.json")["step"] == 2
+    assert (examine(cut.path).state, examine(cut.path).why) == ("failed", "killed")
