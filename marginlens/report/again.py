@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marginlens.runs.fields import spelled
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
 from marginlens.train.identity import NEUTRAL_EVALUATION
-
-ALWAYS = ("method", "data", "effect", "epochs", "seed")
-"""Settings that are always spelled out."""
 
 
 def commands(path: Path, settings: Pretrain, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -27,15 +25,10 @@ def commands(path: Path, settings: Pretrain, evaluations: Sequence[Mapping[str, 
     return found
 
 
-def spelled(settings: Pretrain) -> dict[str, Any]:
-    """The settings that must be given to get all of them: what is not the recipe's own value, and `ALWAYS`."""
-    wanted = settings.model_dump(mode="json")
-    given = {name: wanted[name] for name in ALWAYS}
-    try:
-        base = build(Pretrain, given).model_dump(mode="json")
-    except ValueError:  # these alone do not go together: everything is spelled out
-        base = {}
-    return given | {name: value for name, value in wanted.items() if name not in given and base.get(name) != value}
+def whole(path: Path) -> str:
+    """The first of them by the run's own record, in which everything is spelled out; it asks for the same store."""
+    config, store = (shlex.quote(str(at)) for at in (path / "config.json", path.parent))
+    return f"marginlens pretrain --config {config} --runs {store}"
 
 
 def unusual(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ p{max-width:48rem;margin:.4rem 0}a{color:var(--link)}.small,.about{color:var(--s
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;margin:.8rem 0;font-size:.92rem}
 .scroll{overflow-x:auto;margin:.5rem 0}table{border-collapse:collapse;font-size:.92rem}
 td,th{padding:.26rem .8rem .26rem 0;border-bottom:1px solid var(--rule);text-align:left;vertical-align:top}
-th{white-space:nowrap}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th{white-space:nowrap;vertical-align:bottom}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+td.n{white-space:nowrap}th.n{white-space:normal}
 td{white-space:nowrap}td.wide{white-space:normal;min-width:13rem;overflow-wrap:anywhere}tr.none td{color:var(--soft)}
 th button{all:unset;cursor:pointer;font-weight:600;border-radius:3px}
 th button::after{content:"\\2195";color:var(--soft);padding-left:.25rem;font-weight:400}

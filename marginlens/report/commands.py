@@ -114,7 +114,10 @@ def _plain(line: Line) -> dict[str, Any]:
     if printed is not None and not line.label:
         known |= {"published": printed.mean, "published_spread": printed.spread}
     known |= {"mean": line.mean, "std": line.std, "difference": line.difference, "seeds": len(line.values)}
-    values = [{"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1} for v in line.values]
+    values = [
+        {"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1, "diverged": v.diverged}
+        for v in line.values
+    ]
     partial = [{"run": p.run.entry.name, "seed": p.run.settings.seed, "said": p.said} for p in line.partial]
     return known | {"values": values, "partial": partial}
 

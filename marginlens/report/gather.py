@@ -16,6 +16,7 @@ import marginlens as ml
 from marginlens.paper import Cell, Table, readings
 from marginlens.report.contents import Usual, odd_content, odd_data, usual_contents
 from marginlens.report.seen import Seen, read_all
+from marginlens.runs.fields import diverged
 from marginlens.runs.store import Entry
 from marginlens.sweep.cells import Label, follows, match, numerics, standing
 from marginlens.train.config import Pretrain
@@ -28,6 +29,8 @@ class Value:
 
     run: Seen
     top1: float
+    diverged: bool = False
+    """By its probe's loss."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list
     """The cell's own line, whatever is in it, and then one for each label; one number per seed in each."""
     values: dict[str, dict[int, Value]] = {}
     partial: dict[str, list[Partial]] = {}
+    bare: list[tuple[str, Seen]] = []
     latest = sorted(runs, key=lambda pair: pair[0].began, reverse=True)
     for seen, kind in sorted(latest, key=lambda pair: pair[0].settings.seed):
         label, found = _label(cell, seen, kind, None), None
@@ -191,14 +195,20 @@ def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list
             said = odd_data(able[0], kind, usual) if able and found is None else ""
         if found is not None:
             label = _label(cell, seen, kind, found)
-            first = values.setdefault(label, {}).setdefault(seen.settings.seed, Value(seen, float(found["top1"])))
+            value = Value(seen, float(found["top1"]), diverged(found))
+            first = values.setdefault(label, {}).setdefault(seen.settings.seed, value)
             said = "" if first.run is seen else f"not counted: {first.run.entry.name} has this seed already"
             if label and kind == "exact" and not said:
                 partial.setdefault("", []).append(Partial(seen, _not_quite(seen, label)))
-        elif not said and (kind == "exact" or not seen.complete):  # a look at another cell lacks nothing here
+        elif not said and (kind == "exact" or not seen.complete):
             said = _lacks(cell, seen)
+        elif not said:
+            bare.append((label, seen))
         if said:
             partial.setdefault(label, []).append(Partial(seen, said))
+    for label, seen in bare:  # a look without a number lacks it where another seed has it, and nothing elsewhere
+        if at := next((key for key in values if key == label or key.startswith(f"{label}, ")), ""):
+            partial.setdefault(at, []).append(Partial(seen, _no_number(cell)))
     keys = ["", *sorted({*values, *partial} - {""})]
     return [Line(cell, key, tuple(values.get(key, {}).values()), tuple(partial.get(key, ()))) for key in keys]
 
@@ -231,4 +241,8 @@ def _lacks(cell: Cell, seen: Seen) -> str:
     wanted = follows(cell)
     if any((known["kind"], known["data"]) == (wanted.kind, wanted.data) for known in seen.evaluations):
         return f"complete, {wanted.name} has other settings"
-    return "complete, not probed" if wanted.kind == "probe" else f"complete, no {wanted.name}"
+    return _no_number(cell)
+
+
+def _no_number(cell: Cell) -> str:
+    return "complete, no probe" if follows(cell).kind == "probe" else f"complete, no {follows(cell).name}"

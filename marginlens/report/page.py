@@ -19,11 +19,12 @@ from marginlens.report.grids import (
     SPREAD,
     Grid,
     Item,
+    Piece,
     bad_grid,
     looks_grid,
-    others_grid,
     paper_grid,
 )
+from marginlens.report.others import others_grid
 from marginlens.report.sections import curves, section, stands
 from marginlens.report.seen import Seen
 
@@ -191,7 +192,10 @@ def _cell(name: str, item: Item) -> str:
     kind = "n" if name in _NUMBERS or item.sort is not None else _CLASSES.get(name, "")
     sort = "" if item.sort is None else f' data-v="{item.sort!r}"'
     title = f' title="{_e(item.note)}"' if item.note else ""
-    text = ", ".join(
-        f'<a href="#{piece.run.key}">{_e(piece.text)}</a>' if piece.run else _e(piece.text) for piece in item.pieces
-    )
+    text = ", ".join(_piece(piece) for piece in item.pieces)
     return f"<td{f' class={kind}' if kind else ''}{sort}{title}>{text}</td>"
+
+
+def _piece(piece: Piece) -> str:
+    title = f' title="{_e(piece.note)}"' if piece.note else ""
+    return f'<a href="#{piece.run.key}"{title}>{_e(piece.text)}</a>' if piece.run else _e(piece.text)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marginlens.report.again import commands
+from marginlens.report.again import commands, whole
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import measure
 from marginlens.report.seen import Seen
+from marginlens.runs.fields import apart, diverged
 
 POINTS = 200
 """Points of a curve in the page at most, evenly chosen with the last one among them."""
@@ -35,6 +35,7 @@ def section(seen: Seen, number: int, lines: Sequence[Line], copies: Sequence[str
     """One run; `number` is its place among the curves, `names` are the tables'."""
     chosen, failed = seen.settings, " failed" if seen.entry.state == "failed" else ""
     about = f"{chosen.method}, {chosen.data}, {chosen.effect}, {chosen.epochs} epochs, seed {chosen.seed}"
+    about += f", {besides}" if (besides := apart(chosen)) else ""
     parts = [f"<p>Folder: <code>{_e(seen.entry.path)}</code></p>"]
     parts += [f"<p>The same run is also in <code>{_e(path)}</code>.</p>" for path in copies]
     if seen.entry.result:
@@ -44,8 +45,9 @@ def section(seen: Seen, number: int, lines: Sequence[Line], copies: Sequence[str
     parts.append(f'<p><a href="#curves" data-curve="{number}">Its curves</a></p>' if seen.metrics else "")
     again = commands(seen.entry.path, chosen, seen.evaluations)
     parts.append(f"<h3>Commands</h3><pre>{_e(chr(10).join(again))}</pre>")
-    config = f"marginlens pretrain --config {shlex.quote(str(seen.entry.path / 'config.json'))}"
-    parts.append(f'<p class="small">The first, with everything spelled out: <code>{_e(config)}</code></p>')
+    parts.append(
+        f'<p class="small">The first, with everything spelled out: <code>{_e(whole(seen.entry.path))}</code></p>'
+    )
     if seen.evaluations:
         parts.append(f"<h3>Evaluations</h3>{''.join(_evaluation(known) for known in seen.evaluations)}")
     parts.append(f"<h3>Environment</h3>{''.join(_start(start) for start in seen.entry.starts) or '<p>none</p>'}")
@@ -100,7 +102,8 @@ def _evaluation(known: Mapping[str, Any]) -> str:
     numbers = {k: v for k, v in known.items() if isinstance(v, int | float)}
     where = f"<br>{_e(_environment(known['environment']))}"
     more = f'<span class="small">{_e(_settings(known["settings"]))}{where}</span>'
-    return f"<p><b>{_e(measure(known))}</b>: {_e(_facts(numbers))}<br>{more}</p>"
+    bad = ' <span class="bad">diverged</span>' if diverged(known) else ""
+    return f"<p><b>{_e(measure(known))}</b>{bad}: {_e(_facts(numbers))}<br>{more}</p>"
 
 
 def _start(start: Mapping[str, Any]) -> str:

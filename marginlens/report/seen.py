@@ -45,11 +45,16 @@ class Seen:
         return "" if version == NUMERICS else f"numerics {version}, not {NUMERICS}"
 
     @property
-    def said(self) -> str:
-        """What became of it, in words."""
+    def short(self) -> str:
+        """What became of it, in a few words."""
         if self.entry.state == "interrupted":
             return f"interrupted at epoch {self.entry.epochs_done} of {self.settings.epochs}"
-        return f"failed: {self.entry.why}" if self.entry.state == "failed" else self.entry.state
+        return self.entry.state
+
+    @property
+    def said(self) -> str:
+        """What became of it, and why."""
+        return f"failed: {self.entry.why}" if self.entry.state == "failed" else self.short
 
 
 def read_all(entries: Iterable[Entry]) -> tuple[list[Seen], list[tuple[str, str]], dict[str, list[str]]]:

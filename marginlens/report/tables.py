@@ -12,13 +12,31 @@ from pathlib import Path
 from urllib.parse import quote
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import SPREAD, Item, Piece, grids, paper_grid, say
+from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
+from marginlens.report.others import others_grid
 
 _WIDE = ("runs", "label", "why", "in place of", "folder")
 
 
+MOST_UPRIGHT = 7
+"""Columns of a LaTeX table on an upright page."""
+
 BEGIN, END = "<!-- marginlens report -->", "<!-- end of marginlens report -->"
 """Between these a Markdown file has the table of what was run."""
+
+
+def grids(gathered: Gathered) -> list[Grid]:
+    """All tables, in the order of the page; of a figure, the points that have runs."""
+    found = []
+    for key, table in gathered.tables.items():
+        grid = paper_grid(table, gathered.lines[key])
+        if table.kind != "figure":
+            found.append(grid)
+        elif rows := [row for row, line in zip(grid.rows, gathered.lines[key], strict=True) if line.runs]:
+            about = f"{grid.about} {len(rows)} of {len(grid.rows)} points have runs."
+            found.append(Grid(grid.key, grid.title, about, grid.head, rows))
+    more = (looks_grid(gathered), others_grid(gathered), bad_grid(gathered.bad, by_name=True))
+    return found + [grid for grid in more if grid.rows]
 
 
 def markdown(gathered: Gathered, at: Path) -> str:
@@ -73,19 +91,25 @@ def _markdown_rows(head: Sequence[str], rows: Sequence[tuple[Item, ...]], link: 
 
 
 def latex(gathered: Gathered) -> str:
-    """The tables as LaTeX for booktabs and longtable: \\input it, or copy one out."""
-    parts = ["% made by marginlens report from run records; needs \\usepackage{booktabs,longtable}\n"]
+    """The tables as LaTeX for booktabs, longtable and lscape: \\input it, or copy one out."""
+    parts = ["% made by marginlens report from run records; needs \\usepackage{booktabs,longtable,lscape}\n"]
     parts.append(f"% {SPREAD.replace('±', '+-')}\n")
     for grid in grids(gathered):
         head = " & ".join(_escape_latex(name) for name in grid.head)
+        wide = len(grid.head) > MOST_UPRIGHT
+        caption = f"{grid.title}. {grid.about}" if grid.key == "others" else grid.title  # it says what they share
         widths = "".join("p{0.28\\linewidth}" if name in _WIDE else "l" for name in grid.head)
-        parts.append(f"\n{{\\small\n\\begin{{longtable}}{{{widths}}}\n\\caption{{{_escape_latex(grid.title)}}}")
+        if wide:  # on a page on its side, and as broad as that, however many columns there are
+            widths = f"p{{\\dimexpr\\linewidth/{len(grid.head)}-2\\tabcolsep\\relax}}" * len(grid.head)
+        before = "\\begin{landscape}\\footnotesize\\setlength{\\tabcolsep}{2pt}" if wide else "\\small"
+        parts.append(f"\n{{{before}\n\\begin{{longtable}}{{{widths}}}\n\\caption{{{_escape_latex(caption)}}}")
         parts.append(f"\\label{{tab:ours-{grid.key}}}\\\\\n\\toprule\n{head} \\\\\n\\midrule\n\\endhead\n")
         parts += [
             f"{' & '.join(_joined(item, lambda piece: _escape_latex(piece.text)) for item in row)} \\\\\n"
             for row in grid.rows
         ]
-        parts.append("\\bottomrule\n\\end{longtable}}\n")
+        after = "\\end{landscape}" if wide else ""
+        parts.append(f"\\bottomrule\n\\end{{longtable}}{after}}}\n")
     return "".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable
@@ -148,17 +149,39 @@ def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOpt
     def act(place: StorePlace) -> dict[str, Any]:
         if not folder:
             raise ValueError("no folder is given; marginlens runs add FOLDER, a run's folder made elsewhere")
-        added = []
+        done: dict[str, list[str]] = {"added": [], "completed": [], "there_already": []}
         for path in folder:
             try:
-                source = path.expanduser().resolve()
-                added.append(str(store.add(source, Path(place.runs), source.name)))
+                what, final = _add(path, Path(place.runs).expanduser())
+                done[what].append(str(final))
             except ValueError as error:
                 bad.append(str(error))
-        return {"added": added}
+        return done
 
-    perform((StorePlace,), dict(settings), act, lambda found: "\n".join(found["added"]) or "nothing was added")
+    perform((StorePlace,), dict(settings), act, _added)
     _end(bad)
+
+
+def _add(path: Path, home: Path) -> tuple[str, Path]:
+    """Adds a run, and says what that was: added, completed, or there already."""
+    source = path.expanduser().resolve()
+    if not (source / "config.json").exists() and any(source.glob("*/config.json")):
+        raise ValueError(f"{path} is a store, not a run's folder; give the runs in it: {shlex.quote(str(path))}/*")
+    final = home / source.name
+    before = store.records(final) if final.is_dir() and not store.unbegun(final) else None
+    store.add(source, home, source.name)
+    if before is None:
+        return "added", final
+    return ("there_already" if store.records(final) == before else "completed"), final
+
+
+def _added(found: dict[str, Any]) -> str:
+    lines = [
+        path if what == "added" else f"{path} ({what.replace('_', ' ')})"
+        for what, paths in found.items()
+        for path in paths
+    ]
+    return "\n".join(lines) or "nothing was added"
 
 
 def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:

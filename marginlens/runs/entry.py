@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -123,11 +124,12 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
         _check(found)
         return found
     except OSError as error:
-        return Entry(path, "unreadable", why=f"{path} cannot be read ({error.strerror or error})")
+        return Entry(path, "unreadable", why=_remedied(path, f"{path} cannot be read ({error.strerror or error})"))
     except ValueError as error:
-        return Entry(path, "unreadable", why=_first_line(error))
+        return Entry(path, "unreadable", why=_remedied(path, _first_line(error)))
     except RecursionError:
-        return Entry(path, "unreadable", why=f"{path} holds a record that is nested too deeply; no run wrote it")
+        why = f"{path} holds a record that is nested too deeply: no run wrote it"
+        return Entry(path, "unreadable", why=_remedied(path, why))
 
 
 def held(path: Path) -> bool:
@@ -213,6 +215,15 @@ def _looks_whole(path: Path) -> bool:
         return bool(size == 8 + length + end)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _remedied(path: Path, why: str) -> str:
+    """A line that ends with what to do."""
+    if re.search(r"; (re)?move it\b", why):
+        return why
+    if str(path / "evaluations") in why:
+        return f"{why}; remove that file, and evaluate again"
+    return f"{why}; mend it, or move its folder out of the store"
 
 
 def _first_line(said: object) -> str:

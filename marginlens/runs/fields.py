@@ -5,15 +5,17 @@ effect=emphasis*    epochs>=100    state=complete    seed!=0    started>=2026-01
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 import marginlens as ml
 from marginlens.runs.entry import STATES, Entry
-from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, hint, known
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, hint, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
 
 Value = str | int | float | bool | None
@@ -29,6 +31,7 @@ _OF_STORE: dict[str, Callable[[Entry], Value]] = {
     "knn_by": lambda entry: _by(entry, "knn"),
     "probe": lambda entry: _top1(entry, "probe"),
     "probe_by": lambda entry: _by(entry, "probe"),
+    "diverged": lambda entry: (found := _measured(entry, "probe")) is not None and diverged(found),
     "device": lambda entry: entry.device,
     "started": lambda entry: entry.started,
     "bytes": lambda entry: entry.size_bytes,
@@ -40,9 +43,16 @@ FIELDS = (*_OF_STORE, *Pretrain.model_fields)
 RECIPE = "recipe"
 """What `probe_by` and `knn_by` say of an evaluation as the recipe has it, or of the kNN at a training's end."""
 
+ALWAYS = ("method", "data", "effect", "epochs", "seed")
+"""Settings that are always spelled out."""
+CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "tinyimagenet": 200, "shapes": 10}
+"""Of the data sets that are known by name; a record does not say it."""
+
 _NUMBERS = {"epochs_done", "loss", "knn", "probe", "bytes"}
 _NUMBERS |= {name for name, field in Pretrain.model_fields.items() if field.annotation in (int, float)}
-_FLAGS = {"has_weights"} | {name for name, field in Pretrain.model_fields.items() if field.annotation is bool}
+_FLAGS = {"has_weights", "diverged"} | {
+    name for name, field in Pretrain.model_fields.items() if field.annotation is bool
+}
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -143,6 +153,30 @@ def _comparable(has: Value) -> Any:
     return has.lower() if isinstance(has, str) else has
 
 
+def spelled(settings: Pretrain) -> dict[str, Any]:
+    """The settings that must be given to get all of them: what is not the recipe's own value, and `ALWAYS`."""
+    wanted = settings.model_dump(mode="json")
+    given = {name: wanted[name] for name in ALWAYS}
+    base = _recipe(*(wanted[name] for name in ALWAYS if name != "seed"))
+    return given | {name: value for name, value in wanted.items() if name not in given and base.get(name) != value}
+
+
+def apart(settings: Pretrain) -> str:
+    """The settings that are not the recipe's own, in a few words: lr=0.1 tau=0.5."""
+    return words({name: setting for name, setting in spelled(settings).items() if name not in ALWAYS})
+
+
+def words(settings: Mapping[str, Any]) -> str:
+    """Settings in a few words: lr=0.1 tau=0.5."""
+    return " ".join(f"{name}={_plain(setting)}" for name, setting in settings.items())
+
+
+def diverged(one: Mapping[str, Any]) -> bool:
+    """Whether a probe ended worse than guessing, by its loss: its accuracy then says nothing of the backbone."""
+    guess = math.log(CLASSES.get(one["data"], 1))
+    return bool(one["kind"] != "knn" and one.get("loss", 0.0) > 2 * guess > 0)
+
+
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an evaluation that are not the recipe's for its kind and data."""
     usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(one["data"], {}))
@@ -169,8 +203,23 @@ def _by(entry: Entry, kind: str) -> str | None:
     found = _measured(entry, kind)
     if found is None:
         return RECIPE if kind in entry.last else None
-    return " ".join(f"{name}={_plain(setting)}" for name, setting in odd(found).items()) or RECIPE
+    return words(odd(found)) or RECIPE
 
 
 def _plain(setting: Any) -> str:
-    return ",".join(f"{x:g}" for x in setting) if isinstance(setting, list) else f"{setting:g}"
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if isinstance(setting, list):
+        return ",".join(f"{x:g}" for x in setting)
+    return setting if isinstance(setting, str) else f"{setting:g}"
+
+
+@lru_cache(maxsize=1024)
+def _recipe(method: str, data: str, effect: str, epochs: int) -> dict[str, Any]:
+    """What every setting is where only these are given."""
+    try:
+        given = {"method": method, "data": data, "effect": effect, "epochs": epochs}
+        found: dict[str, Any] = build(Pretrain, given).model_dump(mode="json")
+    except ValueError:  # these alone do not go together: everything is spelled out
+        return {}
+    return found

@@ -11,24 +11,28 @@ from rich.console import Console
 from rich.table import Table
 
 from marginlens.runs.entry import Entry
-from marginlens.runs.fields import RECIPE, odd, value
+from marginlens.runs.fields import RECIPE, apart, diverged, odd, value
 from marginlens.runs.store import records
 
 NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
-
+DIVERGED = " (diverged)"
+"""Behind the accuracy of a probe whose loss ended far above guessing's."""
 
 _MEASURED = ("loss", "knn", "probe")
 
 
 def listed(entries: Sequence[Entry], title: str) -> str:
     """A line for each run, in plain columns: a frame around thousands of them takes longer than reading them."""
-    rows = [("run", "state", "epochs", "loss", "kNN", "probe", "weights", "started")]
+    rows = [("run", "state", "epochs", "loss", "kNN", "probe", "weights", "started", "settings")]
     for entry in entries:
         assert entry.run is not None
         epochs = f"{entry.epochs_done}/{entry.run.settings.epochs}"
         loss, knn, probe = (shown(value(entry, field), field) + _mark(entry, field) for field in _MEASURED)
         kept = "yes" if entry.weights else ""
-        rows.append((entry.name, entry.state, epochs, loss, knn, probe, kept, entry.started[:16]))
+        besides = apart(entry.run.settings)
+        rows.append((entry.name, entry.state, epochs, loss, knn, probe, kept, entry.started[:16], besides))
+    if not any(row[-1] for row in rows[1:]):
+        rows = [(*row[:-1], "") for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     marked = any("*" in cell for row in rows for cell in row[4:6])
@@ -41,7 +45,9 @@ def compared(found: dict[str, Any]) -> str:
     table = Table("", *(f"{i + 1}" for i in range(len(names))))
     for part in ("settings", "results"):
         for field, values in found[part].items():
-            table.add_row(field, *(shown(v, field) for v in values))
+            bad = found["diverged"].get(field, ()) if part == "results" else ()
+            said = (shown(v, field) + (DIVERGED if i in bad else "") for i, v in enumerate(values))
+            table.add_row(field, *said)
         table.add_section()
     heads = "\n".join(f"{i + 1}: {name}" for i, name in enumerate(names))
     same = "" if found["settings"] else "the settings are the same\n"
@@ -63,7 +69,12 @@ def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
     tops = [{_label(one): one["top1"] for one in entry.evaluations} for entry in entries]
     tops = [{"knn at the end": entry.last.get("knn")} | top for entry, top in zip(entries, tops, strict=True)]
     results |= {label: [top.get(label) for top in tops] for label in dict.fromkeys(n for top in tops for n in top)}
-    return {"runs": [entry.name for entry in entries], "settings": differing, "results": results}
+    bad: dict[str, list[int]] = {}
+    for i, entry in enumerate(entries):
+        for one in filter(diverged, entry.evaluations):
+            bad.setdefault(_label(one), []).append(i)
+    names = [entry.name for entry in entries]
+    return {"runs": names, "settings": differing, "results": results, "diverged": bad}
 
 
 def described(entry: Entry) -> dict[str, Any]:
@@ -90,22 +101,22 @@ def described(entry: Entry) -> dict[str, Any]:
 
 
 def full(found: dict[str, Any]) -> str:
-    """One run, for reading."""
+    """One run, for reading: what came of it, then its settings, as options, since some metrics have the same names."""
     head = Table(show_header=False, title=found["run"], title_justify="left")
     head.add_row("state", found["state"] + (f": {found['why']}" if "why" in found else ""))
-    head.add_row("epochs", f"{found['epochs_done']} of {found['settings']['epochs']}")
+    head.add_row("epochs done", f"{found['epochs_done']} of {found['settings']['epochs']}")
     for name, number in found["last_epoch"].items():
         if name not in ("epoch", "step"):
             head.add_row(name, shown(number, name))
     for one in found["evaluations"]:
-        head.add_row(_label(one), f"{one['top1']:.2f} %")
+        head.add_row(_label(one), f"{one['top1']:.2f} %{DIVERGED if diverged(one) else ''}")
     for start in found["starts"]:
         head.add_row("start", f"{start.get('time', '')} on {start.get('device', '')}, step {start.get('step', 0)}")
-    head.add_row("weights", "yes" if found["has_weights"] else "no")
-    head.add_row("size", amount(found["bytes"]))
+    head.add_row("weights kept", "yes" if found["has_weights"] else "no")
+    head.add_row("size on disk", amount(found["bytes"]))
     head.add_section()
     for name, setting in found["settings"].items():
-        head.add_row(name, shown(setting, name))
+        head.add_row(f"--{name.replace('_', '-')}", shown(setting, name))
     return f"{_text(head)}\nthe same run: {found['command']}"
 
 
@@ -135,7 +146,8 @@ def shown(found: Any, field: str) -> str:
 
 def _mark(entry: Entry, field: str) -> str:
     by = value(entry, f"{field}_by") if field != "loss" else None
-    return "" if by in (None, RECIPE) else " *"
+    bad = DIVERGED if field == "probe" and value(entry, "diverged") else ""
+    return bad if by in (None, RECIPE) else f"{bad} *"
 
 
 def _label(one: dict[str, Any]) -> str:

@@ -109,7 +109,8 @@ class Child:
         state: Ending = "done" if found["code"] == 0 else "failed"
         state = "blocked" if found["code"] == InUse.code else state
         state = "stopped" if found["code"] > 128 and self.asked_at else state
-        return Outcome(self.number, state, found["line"], seconds, found["run"])
+        # where it stopped is in its folder; what it says itself is for whoever runs it alone
+        return Outcome(self.number, state, "" if state == "stopped" else found["line"], seconds, found["run"])
 
     def _silent(self, code: int, last: str, seconds: float) -> Outcome:
         """Of one that was killed, or never came to do its job."""

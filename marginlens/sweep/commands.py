@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,11 +15,14 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from marginlens.paper import TABLES, Cell, find, readings
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
-from marginlens.sweep.job import Job, evaluate, merge
-from marginlens.sweep.places import Executor, Selection, SweepPlace
-from marginlens.sweep.plan import away, check_prepared, evenly, make_plan, prepared
+from marginlens.sweep.job import Job, evaluate, merge, same
+from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, TableSelection
+from marginlens.sweep.plan import away, check_known, check_prepared, evenly, make_plan, prepared
 from marginlens.train.config import Pretrain, build, hint
 from marginlens.train.options import COMMON, options, read_config, settle, show
+
+Cells: TypeAlias = dict[Pretrain, list[str]]
+"""The cells that each pre-training is for."""
 
 if TYPE_CHECKING:
     SweepOptions: TypeAlias = dict[str, Any]
@@ -40,15 +44,16 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
         marginlens sweep --data cifar100 --grid "seed=0|1|2" --executor ray --address auto --gpus-per-run 0.5
 
     Args:
-        grid: A setting and its values, such as "seed=0|1|2"; once for each setting.
+        grid: A setting and its values, such as "seed=0|1|2"; once for each setting. They replace a file's grid.
     """
-    given = dict(settings)
-    base, place = _sweep_settings(given)
+    given = dict(settings) | ({"grid": grid} if grid else {})
+    base, place, axes = _sweep_settings(given)
     if given.get("print_config"):
-        print(json.dumps(base | place.model_dump(mode="json"), indent=1))
+        shared = grids.common(base, axes) if axes else base
+        print(json.dumps(shared | place.model_dump(mode="json"), indent=1))
         return
-    jobs = _grid_jobs(base, place, grid)
-    _do(jobs, place, bool(given.get("json")), f"sweep over {', '.join(grids.parse(grid))}", [])
+    jobs = _grid_jobs(base, place, axes)
+    _do(jobs, place, bool(given.get("json")), f"sweep over {', '.join(axes)}", [], {})
 
 
 def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[ReproduceOptions]) -> None:
@@ -64,27 +69,35 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --dataset shapes
 
     Args:
-        tables: Tables and figures, such as tab2 or fig3; several share their runs.
+        tables: Tables and figures, such as tab2 or fig3; several share their runs. They replace a file's tables.
     """
     given = dict(settings)
     overrides = {name: value for name, value in given.items() if name not in COMMON}
-    chosen, place = settle((Selection, Executor), given.get("config", ""), overrides)
+    overrides |= {"tables": tables} if tables else {}
+    chosen, place = settle((TableSelection, Executor), given.get("config", ""), overrides)
     if given.get("print_config"):
         print(show(chosen, place))
         return
-    found, notes = _select(tables, chosen.only)
+    found, notes = _select(chosen.tables, chosen.only)
     found = [read for cell in found for read in (readings(cell) if chosen.readings else (cell,))]
     ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
-    jobs = [cells.job(cell, seed, *ask) for seed in range(chosen.seeds) for cell in found]
-    _do(merge(evenly(jobs)), place, bool(given.get("json")), _title(tables, chosen), notes)
+    asked = [(cell, cells.job(cell, seed, *ask)) for seed in range(chosen.seeds) for cell in found]
+    of: Cells = {}
+    for cell, job in asked:
+        of.setdefault(same(job.settings), []).append(f"{TABLES[cell.table].name}: {cell.path}")
+    jobs = merge(evenly([job for _, job in asked]))
+    _do(jobs, place, bool(given.get("json")), _title(chosen), notes, of)
 
 
-def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str]) -> None:
+def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str], of: Cells) -> None:
     """Plans, prints the plan, and carries it out."""
     away_from_home = place.executor == "ray" and not place.shared
     fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
     steps = make_plan(jobs, place.runs, fingerprints)
+    steps = [replace(step, cells=tuple(of.get(step.job.settings, ()))) for step in steps]
     steps = away(steps) if away_from_home else steps
+    if place.executor == "local":  # a cluster's nodes may have others
+        check_known(steps, fingerprints)
     screen = Console(stderr=as_json, highlight=False)
     if not place.dry_run:
         if place.executor == "local":
@@ -118,20 +131,25 @@ def _confirm(count: int, place: Executor) -> None:
         raise ValueError(f"{many}; nothing was run")
 
 
-def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], SweepPlace]:
-    """What is said of every run, unchecked because a grid may complete it, and where to run."""
+def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, dict[str, list[Any]]]:
+    """What is said of every run, unchecked because a grid may complete it, where to run, and the grid."""
     held = read_config(Path(given["config"])) if given.get("config") else {}
-    known = {*Pretrain.model_fields, *SweepPlace.model_fields}
+    known = {*Pretrain.model_fields, *GridPlace.model_fields}
     for name in held:
         if name not in known:
             raise ValueError(f"{given['config']}: there is no setting {name!r}; {hint(name, known)}")
     held |= {name: value for name, value in given.items() if name not in COMMON}
-    place = build(SweepPlace, {name: value for name, value in held.items() if name in SweepPlace.model_fields})
-    return {name: value for name, value in held.items() if name in Pretrain.model_fields}, place
+    place = build(GridPlace, {name: value for name, value in held.items() if name in GridPlace.model_fields})
+    axes = grids.parse(place.grid)
+    for name in axes:
+        if name in given:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is given, and the grid has values of it; leave out one of both"
+            )
+    return {name: value for name, value in held.items() if name in Pretrain.model_fields}, place, axes
 
 
-def _grid_jobs(base: dict[str, Any], place: SweepPlace, given: Sequence[str]) -> list[Job]:
-    axes = grids.parse(given)
+def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any]]) -> list[Job]:
     if not axes:
         raise ValueError('--grid is missing: a setting and its values, such as --grid "seed=0|1|2"')
     jobs = []
@@ -168,9 +186,9 @@ def _select(tables: Sequence[str], only: str) -> tuple[list[Cell], list[str]]:
     return able, [*(str(error) for error in refused), *notes]
 
 
-def _title(tables: Sequence[str], chosen: Selection) -> str:
+def _title(chosen: TableSelection) -> str:
     """What this is of the paper, and what it is not."""
-    names = ", ".join(TABLES[key].name for key in dict.fromkeys(tables))
+    names = ", ".join(TABLES[key].name for key in dict.fromkeys(chosen.tables))
     labels = []
     if chosen.dataset:
         labels.append(f"a rehearsal on {chosen.dataset}, not the paper's data")

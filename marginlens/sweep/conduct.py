@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.runs.store import drop_weights, examine, lookup
+from marginlens.runs.store import drop_weights, evaluation, examine, lookup
 from marginlens.runs.texts import _label as label
 from marginlens.runs.texts import amount
 from marginlens.sweep import cluster, local
@@ -21,11 +21,14 @@ from marginlens.sweep.child import Outcome
 from marginlens.sweep.estimate import Estimator, spoken
 from marginlens.sweep.job import note_crash
 from marginlens.sweep.places import Executor
-from marginlens.sweep.plan import Step, counts, look
+from marginlens.sweep.plan import Step, counts, look, look_again
 from marginlens.train.stop import Asked, Stopped, signals
 
 SHOWN = 60
 """Lines of a plan that are printed; --json has them all."""
+
+_NUMBERS = 5
+"""Runs of a cell that are named."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def show(work: Work, console: Console, title: str) -> None:
     console.print(table, markup=False, highlight=False)
     if len(work.steps) > SHOWN:
         console.print(f"... and {len(work.steps) - SHOWN} more", highlight=False)
+    for line in _cells(work.steps) if work.place.dry_run else ():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for step in work.steps:
         if step.state == "blocked":
             console.print(f"[{step.number}] is left out: {step.why}", markup=False, highlight=False, soft_wrap=True)
@@ -103,12 +108,16 @@ def carry_out(work: Work, say: Callable[[str], None]) -> dict[str, Any]:
     if place.records_only:
         _drop_cached(work.steps, say)
     with signals() as asked, redirect_stdout(sys.stderr):
-        executor = work.begin(lambda: bool(asked.signal) or time.monotonic() >= deadline, say)
-        for outcome in executor:
-            ended[outcome.number] = outcome
-            _note(work, steps[outcome.number], outcome, say)
+
+        def ending() -> bool:
+            return bool(asked.signal) or time.monotonic() >= deadline
+
+        for outcome in work.begin(ending, say):
+            step = steps[outcome.number]
+            ended[step.number] = _stopped(work, step, outcome) if outcome.state == "stopped" else outcome
+            _note(work, step, ended[step.number], say)
             left = [step for number, step in steps.items() if number not in ended]
-            if left and not asked.signal:
+            if left and not ending():
                 say(f"{len(ended)} of {len(steps)} runs ended; {_time(work, left)}")
     return _summary(work, ended, asked, time.monotonic() - begin)
 
@@ -128,10 +137,13 @@ def finish(found: Mapping[str, Any]) -> None:
 def said(found: Mapping[str, Any]) -> str:
     """What came of it, for the terminal."""
     lines = [f"[{one['number']}] {one['name']} failed: {one['line']}" for one in found["failed"]]
-    if found["left"]:
+    if found["left"] and not found["signal"]:  # of a signal, `finish` says it
         lines.append(_left(found))
     done = f"{found['done']} run{'s' * (found['done'] != 1)} done in {spoken(found['seconds'])}"
-    return "\n".join([*lines, f"{done}, {found['cached']} done before, all in {found['store']}"])
+    others = {"done before": found["cached"]}
+    others |= {state: len(found[state]) for state in ("failed", "blocked", "left") if found[state]}
+    said = ", ".join([done, *(f"{count} {state}" for state, count in others.items())])
+    return "\n".join([*lines, f"{said}, all in {found['store']}"])
 
 
 def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> None:
@@ -139,15 +151,40 @@ def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) 
         entry = examine(Path(outcome.run))
         if not outcome.line:
             work.estimator.finished(step, entry, outcome.seconds)
-        top = [f"{label(e)} {e['top1']:.2f} %" for e in entry.evaluations if e["kind"] != "knn"]
+        run = entry.run
+        made = [evaluation(run, e.kind, e.data, e.settings) for e in step.missing] if run is not None else []
+        top = [f"{label(e)} {e['top1']:.2f} %" for e in made if e is not None]
         how = outcome.line or f"in {spoken(outcome.seconds)}"
         say(f"[{step.number}] done {how}: {', '.join(top) or entry.name}")
         return
-    say(f"[{step.number}] {outcome.state}: {outcome.line}")
+    say(f"[{step.number}] {outcome.line if outcome.state == 'stopped' else f'{outcome.state}: {outcome.line}'}")
     if outcome.crashed:
         entry_of = lookup(look(work.place.runs), step.job.settings, step.fingerprints.get(step.job.settings.data, ""))
         if entry_of is not None and entry_of.run is not None:
             note_crash(entry_of.run, outcome.line)
+
+
+def _stopped(work: Work, step: Step, outcome: Outcome) -> Outcome:
+    """The outcome with a line that says where the run stopped, and what the same command does with it."""
+    if work.place.executor == "ray" and not work.place.shared:
+        return replace(outcome, line="stopped on the cluster")
+    now, epochs = look_again(step, work.place.runs), step.job.settings.epochs
+    if now.epochs_left == epochs:
+        where = (
+            "in its first epoch; the same command goes on there"
+            if _kept(now)
+            else "before it had a checkpoint, and begins again"
+        )
+    elif now.epochs_left:
+        where = f"after {epochs - now.epochs_left} of {epochs} epochs; the same command goes on there"
+    else:
+        where = f"in its {now.missing[0].name}, which begins again" if now.missing else "when all was measured"
+    killed = f"; it {outcome.line}" if outcome.line else ""
+    return replace(outcome, line=f"stopped {where}{killed}")
+
+
+def _kept(step: Step) -> bool:
+    return step.entry is not None and step.entry.weights
 
 
 def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
@@ -205,6 +242,16 @@ def _time(work: Work, steps: Sequence[Step]) -> str:
 def _seconds(estimator: Estimator, step: Step) -> float | None:
     guess = estimator.guess(step) if step.due else None
     return guess.seconds if guess else None
+
+
+def _cells(steps: Sequence[Step]) -> Iterator[str]:
+    """The cells of the paper that runs are for, with the runs: one for each seed."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for step in steps:
+        runs.setdefault(step.cells, []).append(str(step.number))
+    for cells, numbers in runs.items():
+        if cells:
+            yield f"[{', '.join(numbers[:_NUMBERS] + ['...'] * (len(numbers) > _NUMBERS))}] {'; '.join(cells)}"
 
 
 def _state(step: Step) -> str:

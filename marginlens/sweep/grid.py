@@ -43,7 +43,20 @@ def expand(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[P
     """The settings of every combination: the grid's values, else the base's, else the recipe's."""
     if size(axes) > LARGEST:
         raise ValueError(f"the grid has {size(axes):,} runs, and the most is {LARGEST:,}; make it smaller")
-    return [_settings(base, chosen) for chosen in _combinations(axes)]
+    found: dict[Pretrain, dict[str, Any]] = {}
+    for chosen in _combinations(axes):
+        settings = _settings(base, chosen)
+        if settings in found:
+            one, other = (", ".join(f"{n}={v}" for n, v in c.items()) for c in (found[settings], chosen))
+            raise ValueError(f"the grid's {one} and {other} are the same run; give each value once")
+        found[settings] = chosen
+    return list(found)
+
+
+def common(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """All settings that the runs of a grid share, the recipe's too: as a base they give the same runs."""
+    first, *others = (run.model_dump(mode="json") for run in expand(base, axes))
+    return {n: v for n, v in first.items() if n not in axes and all(other[n] == v for other in others)}
 
 
 def _settings(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Pretrain:

@@ -49,6 +49,12 @@ class SweepPlace(Executor):
     transfer_to: tuple[str, ...] = Field((), description="Data sets to transfer every run to.")
 
 
+class GridPlace(SweepPlace):
+    """The same with the grid, as a file has it."""
+
+    grid: tuple[str, ...] = Field((), description='Settings and their values, such as "seed=0|1|2".')
+
+
 class Selection(Settings):
     """Which cells of the paper, and how much of each."""
 
@@ -58,3 +64,9 @@ class Selection(Settings):
     probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: the paper's.")
     readings: bool = Field(False, description="Also run the other readings of the paper's words: ratio's other scope.")
     dataset: str = Field("", description="A rehearsal on these data, e.g. shapes, with their own recipe.")
+
+
+class TableSelection(Selection):
+    """The same with the tables, as a file has it."""
+
+    tables: tuple[str, ...] = Field((), description="Tables and figures, such as tab2 or fig3.")

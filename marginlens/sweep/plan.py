@@ -26,6 +26,8 @@ STATES: tuple[State, ...] = ("cached", "to run", "interrupted", "failed", "block
 
 _SAID = ("method", "data", "effect", "seed")
 """Settings that a job's name has in any case."""
+_FOLLOWED = ("method", "data", "epochs")
+"""Settings that a recipe goes by."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Step:
     why: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Of the data that it asks for, where they are known."""
+    cells: tuple[str, ...] = ()
+    """Of the paper, that it is for: "Tab. 2: MoCo/CIFAR10/plain"."""
 
     @property
     def due(self) -> bool:
@@ -72,7 +76,7 @@ class Step:
         """For --json."""
         found: dict[str, Any] = {"number": self.number, "name": self.name, "state": self.state, "why": self.why}
         found |= {"run": str(self.entry.path) if self.entry else None, "epochs_left": self.epochs_left}
-        found |= {"evaluations": [e.name for e in self.missing]}
+        found |= {"evaluations": [e.name for e in self.missing], "cells": list(self.cells)}
         return found | {"settings": self.job.settings.model_dump(mode="json")}
 
 
@@ -94,7 +98,7 @@ def make_plan(jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, 
 def look_again(step: Step, runs: str | Path) -> Step:
     """A step as the store stands by now."""
     (now,) = make_plan([step.job], runs, step.fingerprints)
-    return replace(now, number=step.number, name=step.name)
+    return replace(now, number=step.number, name=step.name, cells=step.cells)
 
 
 def look(runs: str | Path) -> list[Entry]:
@@ -119,9 +123,14 @@ def evenly(jobs: Sequence[Job]) -> list[Job]:
 
 
 def names(jobs: Sequence[Job]) -> list[str]:
-    """A name for each job that tells it from the others: whatever else differs among them is added."""
+    """A name for each job that tells it from the others: what else differs among them is added, if it was chosen.
+
+    What only follows from the recipe of a method, its data and its epochs was not.
+    """
     values = [job.settings.model_dump(mode="json") for job in jobs]
-    differ = [n for n in Pretrain.model_fields if n not in _SAID and len({str(v[n]) for v in values}) > 1]
+    usual = [Pretrain(**{n: v[n] for n in _FOLLOWED}).model_dump(mode="json") for v in values]
+    chosen = {n for v, u in zip(values, usual, strict=True) for n in v if v[n] != u[n]} | {"epochs"}
+    differ = [n for n in Pretrain.model_fields if n in chosen - {*_SAID} and len({str(v[n]) for v in values}) > 1]
     return [
         " ".join([job.name, *(f"{name}={value[name]}" for name in differ)])
         for job, value in zip(jobs, values, strict=True)
@@ -136,10 +145,16 @@ def prepared(jobs: Sequence[Job], draw: bool) -> dict[str, str]:
     return {name: _fingerprint(name, draw) for name in dict.fromkeys(name for job in jobs for name in job.data)}
 
 
+def check_known(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
+    """Refuses data of which nothing is known: neither prepared, nor such as can be prepared by that name."""
+    for name in _asked(steps):
+        if not fingerprints[name] and name not in SOURCES:
+            open_data(name)  # says what there is
+
+
 def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
     """Refuses to begin what lacks its data, and says how to get them, or what its data cannot carry."""
-    asked = [(step.job.settings.data, *(e.data for e in step.missing)) for step in steps if step.due]
-    lacking = list(dict.fromkeys(name for few in asked for name in few if not fingerprints[name]))
+    lacking = [name for name in _asked(steps) if not fingerprints[name]]
     if len(lacking) == 1:
         open_data(lacking[0])  # says it best
     if lacking:
@@ -152,6 +167,12 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
                 check_data(step.job.settings, feeds[step.job.settings.data])
             except ValueError as error:
                 raise ValueError(f"[{step.number}] {step.name} cannot be run: {error}") from None
+
+
+def _asked(steps: Sequence[Step]) -> list[str]:
+    """The data that what is due needs, each once."""
+    asked = [(step.job.settings.data, *(e.data for e in step.missing)) for step in steps if step.due]
+    return list(dict.fromkeys(name for few in asked for name in few))
 
 
 def _away(step: Step) -> Step:

@@ -48,7 +48,15 @@ def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
 
         where, job = Where(**request["where"]).model_dump(), Job(**request["job"])
         _check_data(job.data, where.pop("fingerprints"))
-        path = perform(job, where.pop("runs"), ended=ended.is_set, **where)
+        parts = iter([e.name for e in job.evaluations])
+
+        def between() -> bool:
+            """Asked before each evaluation: what is said from here on is of that one."""
+            _name_part(next(parts, ""))
+            return ended.is_set()
+
+        _name_part("pre-training")
+        path = perform(job, where.pop("runs"), ended=between, **where)
         return {"code": 0, "run": str(path), "line": ""}
     except ValueError as error:
         return {"code": getattr(error, "code", 2), "run": "", "line": str(error)}
@@ -78,14 +86,22 @@ def _check_data(names: Sequence[str], fingerprints: Mapping[str, str]) -> None:
 class _Unheard(io.TextIOWrapper):
     """Standard error that may break: a run whose parent is gone has a checkpoint to write, and not to die of a line."""
 
+    part = ""
+    """Of the job, which is said before an epoch: those of all parts look alike."""
+
     def write(self, text: str) -> int:
         with _mute():
-            super().write(text)
+            super().write(f"{self.part} {text}" if self.part and text.startswith("epoch ") else text)
         return len(text)
 
     def flush(self) -> None:
         with _mute():
             super().flush()
+
+
+def _name_part(name: str) -> None:
+    if isinstance(sys.stderr, _Unheard):
+        sys.stderr.part = name
 
 
 @contextlib.contextmanager

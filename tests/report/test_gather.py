@@ -10,7 +10,8 @@ import pytest
 from marginlens.paper import TABLES
 from marginlens.report.figures import figure
 from marginlens.report.gather import gather
-from marginlens.report.grids import looks_grid, others_grid, paper_grid
+from marginlens.report.grids import looks_grid, paper_grid
+from marginlens.report.others import others_grid
 from marginlens.report.page import page
 from marginlens.runs.store import scan
 from marginlens.train.record import open_run
@@ -94,7 +95,7 @@ def test_partial_runs_are_what_they_are(store):
         "interrupted at epoch 40 of 200",
         "failed: the loss became nan; lower --lr",
         "running",
-        "complete, not probed",
+        "complete, no probe",
         "complete, probe has other settings",
     ]
 
@@ -124,7 +125,7 @@ def test_a_rehearsal_has_its_label(store):
     found = read(store)
     assert {label for _, label, _ in looks(found)} == {"rehearsal on shapes, 10 of 200 epochs"}
     assert len(looks_grid(found).rows) == 1  # one run, however many cells it rehearses
-    assert others_grid(found).rows[0][4].text == "rehearsal on shapes, 10 of 200 epochs"
+    assert others_grid(found).rows[0][5].text == "rehearsal on shapes, 10 of 200 epochs"
 
 
 def test_a_copy_in_another_store_is_not_another_seed(store, tmp_path):
@@ -192,8 +193,8 @@ def test_sweeps_transferred_to_several_contents_have_a_column_for_each(store):
         evaluate(write_run(store, data="cifar10", lr=0.01, seed=seed), "transfer", "cifar100", content, 40.0 + seed)
     grid = others_grid(read(store))
     cells = dict(zip(grid.head, grid.rows[0], strict=True))
-    assert cells["transfer cifar100 of content aaaaaaaaaa"].text == "40.00"
-    assert cells["transfer cifar100 of content bbbbbbbbbb"].text == "41.00"
+    assert cells["transfer cifar100 of content aaaaaaaaaa"].text == "40.00 (1 of 2 seeds)"
+    assert cells["transfer cifar100 of content bbbbbbbbbb"].text == "41.00 (1 of 2 seeds)"
 
 
 def test_rehearsals_on_two_data_sets_both_count(store):
@@ -307,22 +308,59 @@ def test_sweeps_by_the_settings_that_differ(store):
             write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, lr=lr, seed=seed, probe=60 + seed)
     write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, lr=0.3, done=2)
     grid = others_grid(read(store))
-    assert grid.head == (
-        "method",
-        "data",
-        "effect",
-        "epochs",
-        "lr",
-        "label",
-        "kNN",
-        "loss",
-        "probe shapes",
-        "seeds",
-        "runs",
-    )
-    by_lr = {row[4].text: row for row in grid.rows}
-    assert by_lr["0.01"][8].text == "60.50 ± 0.71"
-    assert by_lr["0.3"][-1].text == "seed 0: interrupted at epoch 2 of 4"
+    assert grid.head == ("runs", "lr", "label", "kNN", "loss", "probe shapes", "seeds")
+    assert grid.about.endswith("All have method mocov3, data shapes, effect margin(m2=0.3), epochs 4.")
+    by_lr = {row[1].text: row for row in grid.rows}
+    assert by_lr["0.01"][5].text == "60.50 ± 0.71"
+    assert (by_lr["0.01"][0].text, by_lr["0.01"][-1].text) == ("seed 0, seed 1", "2")
+    assert (by_lr["0.3"][0].text, by_lr["0.3"][-1].text) == ("seed 0: interrupted at epoch 2 of 4", "0 of 1")
+
+
+def test_a_number_says_how_many_seeds_it_has_where_some_lack_it(store):
+    odd = {"data": "shapes", "epochs": 4, "lr": 0.1}
+    write_run(store, **odd, probe=60.4)
+    write_run(store, **odd, seed=1)
+    for seed in (0, 1):
+        write_run(store, **odd | {"lr": 1e30}, seed=seed, done=0, failure="the loss became nan; lower --lr " * 5)
+    grid = others_grid(read(store))
+    first, second = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
+    assert (first["probe shapes"].text, first["kNN"].text) == ("60.40 (1 of 2 seeds)", "70.00 ± 0.00")
+    assert (first["runs"].text, first["seeds"].text) == ("seed 0, seed 1: complete, no probe", "2")
+    assert (second["runs"].text, second["seeds"].text) == ("seed 0: failed, seed 1: failed", "0 of 2")
+    assert second["runs"].pieces[0].note.startswith("failed: the loss became nan; lower")
+
+
+def test_a_look_says_which_seeds_have_no_number(store):
+    for seed, more in enumerate(({"probe": 75.0}, {}, {"done": 3, "failure": "no memory"})):
+        write_run(store, data="cifar10", epochs=20, seed=seed, **more)
+    found = read(store)
+    rows = {tuple(item.text for item in row[2:]) for row in looks_grid(found).rows}
+    assert rows >= {("75.00", "1", "seed 0: 75.00, seed 1: complete, no probe, seed 2: failed")}
+    said = {p.said for x in found.looks["tab3"] for p in x.partial}
+    assert said == {"failed: no memory"}  # no seed has a transfer: none lacks one
+
+
+def test_a_probe_that_diverged_is_marked_wherever_its_number_stands(store):
+    for seed in (0, 1):
+        path = write_run(store, data="cifar10", seed=seed, probe=90.0 - 40 * seed)
+        if seed:
+            lose(path, 4.7)  # guessing among 10 has 2.3
+    lose(write_run(store, data="cifar10", lr=0.1, probe=11.0), 4.7)
+    lose(write_run(store, data="cifar10", lr=0.2, probe=12.0), 4.5)
+    lose(write_run(store, data="my own", probe=13.0), 4.7)  # of how many classes is not known
+    found = read(store)
+    row = paper_grid(TABLES["tab2"], found.lines["tab2"]).rows[0]
+    assert (row[3].text, row[6].text) == ("70.00 ± 28.28 (1 diverged)", "seed 0: 90.00, seed 1: 50.00 (diverged)")
+    grid = others_grid(found)
+    cells = {row[i].text for row in grid.rows for i, name in enumerate(grid.head) if name.startswith("probe")}
+    assert cells == {"11.00 (diverged)", "12.00", "13.00", ""}
+    assert page(found, []).count('<span class="bad">diverged</span>') == 2
+
+
+def lose(path, loss):
+    """Makes that the loss of a run's only evaluation."""
+    (one,) = (path / "evaluations").iterdir()
+    one.write_text(json.dumps(json.loads(one.read_text()) | {"loss": loss}))
 
 
 def test_only_some_tables(store):

@@ -101,7 +101,30 @@ def test_commands_to_copy_are_quoted(tmp_path):
     path = write_run(tmp_path / "a b; touch gone #", data="cifar10", probe=90.0)
     text = html.unescape(page(gather(scan(path.parent), TABLES), ["runs"]))
     (config,) = re.findall(r"<code>(marginlens pretrain --config .*?)</code>", text)
-    assert shlex.split(config) == ["marginlens", "pretrain", "--config", str(path / "config.json")]
+    assert shlex.split(config) == [
+        "marginlens",
+        "pretrain",
+        "--config",
+        str(path / "config.json"),
+        "--runs",
+        str(path.parent),
+    ]
+
+
+def test_headings_tell_runs_apart(tmp_path):
+    for lr in (0.1, 1e30):
+        write_run(tmp_path, data="shapes", epochs=4, lr=lr)
+    text = page(gather(scan(tmp_path), TABLES), ["runs"])
+    assert re.findall(r"<summary><b>.*?, seed 0, (.*?)</b>", text) == ["lr=0.1", "lr=1e+30"]
+
+
+def test_a_long_failure_is_a_title_and_stands_in_the_runs_own_section(tmp_path):
+    write_run(tmp_path, data="shapes", epochs=4, lr=1e30, done=1, failure="it broke " * 20)
+    text = page(gather(scan(tmp_path), TABLES), ["runs"])
+    (cell,) = re.findall(r'<tbody id="rows-others"><tr>(<td.*?</td>)', text)
+    assert "failed: it broke" in re.findall('title="(.*?)"', cell)[0]
+    assert Tags(cell).text == "seed 0: failed"
+    assert re.search(r'<span class="state failed">failed: (it broke ){19}it broke</span>', text)
 
 
 def test_the_command_writes_three_files(store, call, capsys, tmp_path):

@@ -37,6 +37,39 @@ def test_listed(ask, store, several):
     assert line.split()[1:] == ["complete", "2/2", "2", "80.00", "%", "2026-01-02T03:04"]
 
 
+def test_listed_with_the_settings_that_are_not_the_recipes(ask, store):
+    usual, hot, long = put(store), put(store, lr=1e30, symmetric=True), put(store, epochs=4, done=4)
+    lines = {line.split()[0]: line for line in ask("runs", "--runs", store)[1].splitlines()}
+    assert lines["run"].endswith("started           settings")
+    assert lines[hot.name].endswith("2026-01-02T03:04  symmetric=yes lr=1e+30")
+    assert all(lines[path.name].endswith("2026-01-02T03:04") for path in (usual, long))
+
+
+def test_a_probe_that_diverged_is_marked(ask, store):
+    good, bad = put(store, 0, probe=80.0), put(store, 1, probe=11.0)
+    for path, loss in ((good, 4.6), (bad, 4.7)):  # guessing among ten has 2.303
+        (one,) = (path / "evaluations").iterdir()
+        one.write_text(json.dumps(json.loads(one.read_text()) | {"loss": loss}))
+    out = ask("runs", "--runs", store)[1]
+    assert "11.00 % (diverged)" in out
+    assert out.count("(diverged)") == 1
+    assert names(ask("runs", "--runs", store, "--where", "diverged=yes")[1]) == [bad.name]
+    assert "11.00 % (diverged)" in ask("runs", "show", bad)[1]
+    out = ask("runs", "compare", good, bad)[1]
+    assert ("80.00 % " in out, "11.00 % (diverged)" in out) == (True, True)
+    found = json.loads(ask("runs", "compare", good, bad, "--json")[1])
+    assert (found["results"]["probe on shapes"], found["diverged"]) == ([80.0, 11.0], {"probe on shapes": [1]})
+
+
+def test_nothing_stands_twice_in_what_is_shown(ask, store):
+    path = put(store, probe=80.0)
+    more = {"epoch": 3, "step": 9, "loss": 1.0, "lr": 0.01, "ema": 0.99}
+    (path / "metrics.jsonl").write_text(2 * (json.dumps(more) + "\n"))
+    rows = [line.split("│")[1].strip() for line in ask("runs", "show", path)[1].splitlines() if line.startswith("│")]
+    assert {"lr", "--lr", "--crop-scale", "epochs done", "--epochs"} <= set(rows)
+    assert len(rows) == len(set(rows))
+
+
 def test_listed_as_json(ask, store, several):
     found = json.loads(ask("runs", "--runs", store, "--json")[1])
     assert found["unreadable"] == []
@@ -164,6 +197,8 @@ def test_bad_folders_are_said_and_the_good_listed(ask, store, several, spoilt):
     assert len(lines) == 3
     assert all(line.startswith(f"marginlens: {store}") for line in lines)
     assert {str(path) in err for path in spoilt} == {True}
+    ways = ("; mend it, or move its folder out of the store", "; remove it if nothing is writing it")
+    assert all(line.endswith((*ways, "; move it out of the store")) for line in lines)
     code, out, _ = ask("runs", "--runs", store, "--json")
     assert (code, len(json.loads(out)["runs"])) == (2, 4)
     assert {x["path"] for x in json.loads(out)["unreadable"]} == {str(path) for path in spoilt}
@@ -306,3 +341,30 @@ def test_what_cannot_be_added_is_said_and_the_others_added(ask, several, spoilt,
     assert len(err.splitlines()) == 5
     assert "holds another outcome of the same run: evaluations/probe-shapes-0123456789.json differs" in err
     assert {e.state for e in scan(home)} == {"complete", "failed"}
+
+
+def test_one_corrupt_evaluation_can_be_removed_alone(ask, store, several):
+    bad = write(several[0], {"evaluations/probe-x.json": b"{"}) / "evaluations" / "probe-x.json"
+    code, _, err = ask("runs", "--runs", store)
+    assert (code, err.startswith(f"marginlens: {bad} ")) == (2, True)
+    assert err.endswith("; remove that file, and evaluate again\n")
+    bad.unlink()
+    assert ask("runs", "--runs", store)[0] == 0
+
+
+def test_what_was_there_already_is_not_said_to_be_added(ask, several, tmp_path):
+    home = tmp_path / "home"
+    write(home / several[0].name, records(settings()))
+    write(home / several[1].name, records(settings(seed=1, effect="emphasis(s=5)"), probe=70.0))
+    code, out, _ = ask("runs", "add", *several[:3], "--runs", home)
+    assert code == 0
+    paths = [str(home / path.name) for path in several]
+    assert out.splitlines() == [paths[2], f"{paths[0]} (completed)", f"{paths[1]} (there already)"]
+    found = json.loads(ask("runs", "add", *several[:3], "--runs", home, "--json")[1])
+    assert found == {"added": [], "completed": [], "there_already": paths[:3]}
+
+
+def test_a_whole_store_is_added_by_its_runs(ask, store, several, tmp_path):
+    code, out, err = ask("runs", "add", store, "--runs", tmp_path / "home")
+    assert (code, out) == (2, "nothing was added\n")
+    assert err == f"marginlens: {store} is a store, not a run's folder; give the runs in it: {store}/*\n"

@@ -1,6 +1,8 @@
 """`sweep` and `reproduce` by the command line, with runs that are only pretended: what is planned, said and refused."""
 
 import json
+import re
+import signal
 import time
 
 import pytest
@@ -108,6 +110,46 @@ def test_reproduce_shares_backbones_and_labels_what_it_is(pretend, capsys):
     assert "5 runs: 5 to run" in out
 
 
+def test_a_dry_run_lists_the_cells(pretend, capsys):
+    words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/plain", "--seeds", "2", "--dry-run")
+    pretend(*words)
+    said = "Tab. 2: MoCo/CIFAR10/plain; Tab. 3: MoCo/CIFAR10->CIFAR100/plain"
+    assert f"[1, 3] {said}" in capsys.readouterr().out
+    assert "; ".join(_json(pretend, capsys, *words, "--json")["plan"][2]["cells"]) == said
+
+
+@pytest.mark.parametrize(
+    ("there", "line", "said"),
+    [
+        (None, "", "stopped before it had a checkpoint, and begins again"),
+        ({"epochs": 0, "complete": False}, "", "stopped in its first epoch; the same command goes on there"),
+        ({"epochs": 1, "complete": False}, "", "stopped after 1 of 2 epochs; the same command goes on there"),
+        ({"epochs": 1, "complete": False}, "was killed", "stopped after 1 of 2 epochs; .* there; it was killed"),
+        ({"probe": False}, "", "stopped in its probe, which begins again"),
+    ],
+)
+def test_a_stop_says_where_and_once_what_is_left(capsys, tmp_path, monkeypatch, there, line, said):
+    def run_local(steps, where, slots, ending, say, grace=60.0):
+        if there is not None:
+            more = dict(there)
+            first = job(probe=more.pop("probe", True), seed=0)
+            made(first, tmp_path / "runs", **more)
+        yield Outcome(2, "failed", "no", 1.0)
+        signal.raise_signal(signal.SIGINT)
+        assert ending()
+        yield Outcome(1, "stopped", line, 1.0)
+
+    monkeypatch.setattr(local, "run_local", run_local)
+    with pytest.raises(SystemExit) as caught:
+        main([*SWEEP[:-4], "--grid", "seed=0|1|2"])
+    assert caught.value.code == 130
+    out, err = capsys.readouterr()
+    assert re.search(rf"^\[1\] {said}$", err, re.MULTILINE), err
+    assert (out + err).count("2 of 3 runs are left; the same command goes on where they are") == 1
+    assert re.search(r"0 runs done in .*, 0 done before, 1 failed, 2 left, all in runs", out)
+    assert "2 of 3 runs ended" not in err
+
+
 def test_reproduce_by_every_reading(pretend, capsys):
     words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/ratio", "--dry-run", "--json")
     assert len(_json(pretend, capsys, *words)["plan"]) == 2
@@ -190,8 +232,7 @@ def test_a_shorter_probe_is_said_to_be_one(pretend, capsys):
     pretend(*one)
     pretend(*one, "--probe-epochs", "1")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "epochs=1" in line]
-    assert "probe on shapes 50.00 %" in line
-    assert "probe on shapes epochs=1 50.00 %" in line
+    assert line.endswith(": probe on shapes epochs=1 50.00 %")  # and not the one that was there
 
 
 def test_weights_of_what_was_done_before_go_too(pretend, capsys, tmp_path):
@@ -250,6 +291,10 @@ MISTAKES = {
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--device", "tpu"): "there is no device 'tpu'",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--at-once", "0"): "at_once is 0",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--runs", "/dev/null"): "/dev/null is a file",
+    ("sweep", "--seed", "4", "--grid", "seed=0|1"): "--seed is given, and the grid has values of it",
+    ("sweep", "--grid", "seed=0|0", "--dry-run"): "seed=0 and seed=0 are the same run",
+    ("reproduce", "tab2", "--dataset", "nope", "--dry-run"): "there is no data set 'nope'; there are shapes",
+    ("sweep", "--grid", "seed=0", "--transfer-to", "cifar", "--dry-run"): "did you mean 'cifar10'?",
     ("reproduce",): "name a table or figure",
     ("reproduce", "tab99"): "there is no table 'tab99'",
     ("reproduce", "tab2", "--only", "MoCo/CIFAR11/pos"): "near it: MoCo/CIFAR10/pos",
@@ -283,10 +328,15 @@ def test_settings_from_a_file_and_printed(pretend, capsys, tmp_path):
     printed = _json(pretend, capsys, "sweep", "--config", "s.yaml", "--grid", "seed=0|1", "--print-config")
     assert (printed["data"], printed["epochs"], printed["probe"], printed["most"]) == ("shapes", 3, False, 100)
     (tmp_path / "again.json").write_text(json.dumps(printed))
+    assert (printed["grid"], printed["batch"], "seed" in printed) == (["seed=0|1"], 64, False)
     assert _json(pretend, capsys, "sweep", "--config", "again.json", "--print-config") == printed
+    assert len(_json(pretend, capsys, "sweep", "--config", "again.json", "--dry-run", "--json")["plan"]) == 2
     whole = _json(pretend, capsys, "reproduce", "tab2", "--seeds", "3", "--print-config")
     (tmp_path / "again.json").write_text(json.dumps(whole))
-    assert _json(pretend, capsys, "reproduce", "tab2", "--config", "again.json", "--print-config") == whole
+    assert (whole["tables"], whole["seeds"]) == (["tab2"], 3)
+    assert _json(pretend, capsys, "reproduce", "--config", "again.json", "--print-config") == whole
+    other = _json(pretend, capsys, "reproduce", "tab3", "--config", "again.json", "--print-config")
+    assert other["tables"] == ["tab3"]
     found = _json(pretend, capsys, "sweep", "--config", "s.yaml", "--epochs", "2", "--grid", "seed=0|1", "--json")
     assert [step["settings"]["epochs"] for step in found["plan"]] == [2, 2]
     assert [step["evaluations"] for step in found["plan"]] == [[], []]

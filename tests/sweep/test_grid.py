@@ -28,7 +28,7 @@ def test_every_setting_can_be_in_a_grid():
         if name in texts or name.replace("_", "-") in texts or name in special:
             continue
         default = getattr(Pretrain(), name)
-        texts[name] = "true|false" if isinstance(default, bool) else f"{default}|{default}"
+        texts[name] = "true|false" if isinstance(default, bool) else str(default)
     for name, text in texts.items():
         values = [getattr(s, name.replace("-", "_")) for s in grid.expand({}, grid.parse([f"{name}={text}"]))]
         assert all(isinstance(v, type(getattr(Pretrain(), name.replace("-", "_")))) for v in values), name
@@ -49,6 +49,8 @@ def test_a_grid_over_data_takes_each_one_s_recipe():
         (["seed=0||1"], "empty value"),
         (["crop_scale="], "empty value"),
         (["seed=0", "seed=1"], "'seed' twice"),
+        (["seed=0|0"], "seed=0 and seed=0 are the same run"),
+        (["tau=0.2|0.20"], "tau=0.2 and tau=0.20 are the same run"),
         (["seed=zero"], "the grid's seed=zero cannot be run"),
         (
             ["method=mocov3|simclr", "ema=0.9|0.5"],
@@ -62,3 +64,12 @@ def test_impossible_grids(grids, said):
         grid.expand({}, grid.parse(grids))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("grids", [["seed=0|1"], ["method=mocov3|simclr"], ["epochs=8|40", "data=shapes|stl10"]])
+def test_what_runs_share_gives_the_same_runs(grids):
+    axes, base = grid.parse(grids), {"data": "shapes", "epochs": 8, "seed": 3, "lr": 0.1}
+    found = grid.common(base, axes)
+    assert not found.keys() & axes.keys()
+    assert (found["lr"], found["momentum"]) == (0.1, 0.9)
+    assert grid.expand(found, axes) == grid.expand(base, axes)

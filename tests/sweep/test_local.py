@@ -166,6 +166,15 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path):
     assert entry.epochs_done > 1
 
 
+def test_a_worker_names_what_it_is_at(tmp_path):
+    real = child.Child(1, job("shapes"), Where(runs=str(tmp_path), device="cpu"), {"OMP_NUM_THREADS": "1"})
+    wait_for(lambda: real.ended)
+    said = [line.partition("  ")[0] for line in real.lines()]
+    assert real.outcome().state == "done"
+    ends = [line for line in said if line.endswith(("epoch 2/2", "epoch 20/20"))]
+    assert ends == ["pre-training epoch 2/2", "probe epoch 20/20", "transfer to shapes epoch 20/20"]
+
+
 def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
     """A node's data may be others than those that the plan was made with."""
     request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}

@@ -143,6 +143,8 @@ def test_names_tell_jobs_apart():
     assert plan.names([job(seed=1)]) == ["mocov3 shapes plain seed 1"]
     found = plan.names([job(seed=1, tau=0.1), job(seed=1, tau=0.2)])
     assert found == ["mocov3 shapes plain seed 1 tau=0.1", "mocov3 shapes plain seed 1 tau=0.2"]
+    found = plan.names([job(), job(data="stl10"), job(data="stl10", epochs=8)])  # size, split, warm-up: the recipe's
+    assert [name.partition(" seed 0 ")[2] for name in found] == ["epochs=2", "epochs=2", "epochs=8"]
 
 
 def test_planning_changes_nothing(tmp_path):
