@@ -85,7 +85,7 @@ def test_the_chunked_kernel_refuses_a_second_derivative(layout):
 
 
 @compiles
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", [pytest.param("reference", marks=pytest.mark.slow), "chunked"])
 @pytest.mark.parametrize("loss", [ml.info_nce, ml.nt_xent])
 def test_compile_without_a_graph_break_or_a_recompilation(loss, impl):
     """One graph per effect, whatever the number in its 0-d tensor; built inside or outside of the graph."""

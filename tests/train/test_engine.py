@@ -4,6 +4,7 @@ What only a GPU can show (replays, streams, bf16) is in tests/gpu/test_engine.py
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -21,11 +22,13 @@ from marginlens.train.stop import Stopped
 from marginlens.train.trainer import check_data, state
 from tests.train.conftest import settings
 
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 CASES = [
     ("mocov3", {}),
     ("byol", {"effect": "margin(m1=0.2)"}),
-    ("mocov3", {"clip": 0.3, "decay_all": False, "weight_decay": 0.05, "ema_schedule": "cosine"}),
-    ("mocov3", {"effect": "emphasis(s=5, c=2.5) * ratio(m1=0.4)", "symmetric": True, "two_tau": True}),
+    # slow in the interpreter; tests/gpu has the same on a GPU
+    SLOW("mocov3", {"clip": 0.3, "decay_all": False, "weight_decay": 0.05, "ema_schedule": "cosine"}),
+    SLOW("mocov3", {"effect": "emphasis(s=5, c=2.5) * ratio(m1=0.4)", "symmetric": True, "two_tau": True}),
     ("simclr", {"effect": "margin(m1=0.2, m2=0.1)", "bias": False, "momentum": 0.0}),
 ]
 
