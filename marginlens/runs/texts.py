@@ -66,13 +66,13 @@ def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
         "seconds": [entry.result.get("seconds") for entry in entries],
         "device": [entry.device for entry in entries],
     }
-    tops = [{_label(one): one["top1"] for one in entry.evaluations} for entry in entries]
+    tops = [{label(one): one["top1"] for one in entry.evaluations} for entry in entries]
     tops = [{"knn at the end": entry.last.get("knn")} | top for entry, top in zip(entries, tops, strict=True)]
     results |= {label: [top.get(label) for top in tops] for label in dict.fromkeys(n for top in tops for n in top)}
     bad: dict[str, list[int]] = {}
     for i, entry in enumerate(entries):
         for one in filter(diverged, entry.evaluations):
-            bad.setdefault(_label(one), []).append(i)
+            bad.setdefault(label(one), []).append(i)
     names = [entry.name for entry in entries]
     return {"runs": names, "settings": differing, "results": results, "diverged": bad}
 
@@ -109,7 +109,7 @@ def full(found: dict[str, Any]) -> str:
         if name not in ("epoch", "step"):
             head.add_row(name, shown(number, name))
     for one in found["evaluations"]:
-        head.add_row(_label(one), f"{one['top1']:.2f} %{DIVERGED if diverged(one) else ''}")
+        head.add_row(label(one), f"{one['top1']:.2f} %{DIVERGED if diverged(one) else ''}")
     for start in found["starts"]:
         head.add_row("start", f"{start.get('time', '')} on {start.get('device', '')}, step {start.get('step', 0)}")
     head.add_row("weights kept", "yes" if found["has_weights"] else "no")
@@ -150,7 +150,7 @@ def _mark(entry: Entry, field: str) -> str:
     return bad if by in (None, RECIPE) else f"{bad} *"
 
 
-def _label(one: dict[str, Any]) -> str:
+def label(one: dict[str, Any]) -> str:
     """What tells one evaluation from another: its kind, its data, and whatever is not as usual for those data."""
     words = [one["kind"], "to" if one["kind"] == "transfer" else "on", one["data"]]
     return " ".join([*words, *(f"{name}={shown(setting, name)}" for name, setting in odd(one).items())])
