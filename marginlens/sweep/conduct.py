@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marginlens.runs.store import drop_weights, evaluation, examine, lookup
-from marginlens.runs.texts import label
-from marginlens.runs.texts import amount
+from marginlens.runs.texts import amount, label
 from marginlens.sweep import cluster, local
 from marginlens.sweep.child import Outcome
 from marginlens.sweep.estimate import Estimator, spoken
