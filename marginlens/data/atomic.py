@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all: written under another name, flushed, renamed."""
+"""Folders and files that are there whole or not at all: written under another name, flushed, renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,6 +57,17 @@ def save(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         flush(file)
+
+
+def put(path: Path, content: bytes) -> None:
+    """A file that is there whole or as it was: written aside, flushed, renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save(aside, content)
+        aside.rename(path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def flush(file: BinaryIO) -> None:

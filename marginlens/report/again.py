@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marginlens.runs.fields import spelled
-from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
-from marginlens.train.identity import NEUTRAL_EVALUATION
+from marginlens.runs.fields import odd, spelled
+from marginlens.train.config import Pretrain
 
 
 def commands(path: Path, settings: Pretrain, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -20,7 +19,7 @@ def commands(path: Path, settings: Pretrain, evaluations: Sequence[Mapping[str, 
         kind, data = str(known["kind"]), str(known["data"])
         words = [f"marginlens {shlex.quote(kind)} {folder}"]
         words += [f"--to {shlex.quote(data)}"] if kind == "transfer" else []
-        words += [_option(name, value) for name, value in unusual(known).items()]
+        words += [_option(name, value) for name, value in odd(known).items()]
         found.append(" ".join(words))
     return found
 
@@ -29,15 +28,6 @@ def whole(path: Path) -> str:
     """The first of them by the run's own record, in which everything is spelled out; it asks for the same store."""
     config, store = (shlex.quote(str(at)) for at in (path / "config.json", path.parent))
     return f"marginlens pretrain --config {config} --runs {store}"
-
-
-def unusual(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an evaluation that are not the usual ones of its kind and data."""
-    kind, data = str(known["kind"]), str(known["data"])
-    usual: Settings = Knn() if kind == "knn" else build(Probe, PROBE_RECIPES.get(data, {}))
-    expected = usual.model_dump(mode="json")
-    neutral = {name: value for name, value in NEUTRAL_EVALUATION.items() if name in expected}
-    return {name: value for name, value in (neutral | known["settings"]).items() if value != expected.get(name)}
 
 
 def _option(name: str, value: Any) -> str:

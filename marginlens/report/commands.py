@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as jsons
-import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import save
+from marginlens.data.atomic import put
 from marginlens.paper import TABLES
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.page import page
@@ -134,13 +132,8 @@ def _tables(patterns: Sequence[str]) -> list[str]:
 
 def _put(path: Path, text: str) -> None:
     """Writes a file aside and renames it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(aside, text.encode())
-        aside.rename(path)
+        put(path, text.encode())
     except OSError as error:
         raise ValueError(f"cannot write {path} ({error.strerror}); give --out another folder") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from marginlens.paper import Table
-from marginlens.report.again import unusual
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.seen import Seen
+from marginlens.runs.fields import odd
 
 SPREAD = (
     "Accuracies are top-1 in percent, after the last epoch. The paper does not say what its ± means, nor how many "
@@ -160,7 +160,7 @@ def _places(gathered: Gathered, lines: Sequence[Line]) -> str:
 
 def measure(known: Mapping[str, Any]) -> str:
     """An evaluation in words: its kind, its data, and settings that are not the usual ones."""
-    more = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in unusual(known).items())
+    more = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in odd(known).items())
     return f"{known['kind']} {known['data']}" + (f" ({more})" if more else "")
 
 

@@ -6,7 +6,6 @@ by whoever lists, plans or reports.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import Field, TypeAdapter
 
 from marginlens.train.config import Knn, Pretrain, Probe, Settings, build
-from marginlens.train.identity import NEUTRAL, NEUTRAL_EVALUATION, facts
+from marginlens.train.identity import NEUTRAL, NEUTRAL_EVALUATION, digits, facts
 from marginlens.train.record import Run, lines
 
 LARGEST = 1e100
@@ -35,8 +34,7 @@ _LINES = TypeAdapter(
 def identity(run: Run) -> None:
     """Its id must be the hash of the facts that it holds, and these must be those of its settings and data."""
     path, held = run.path / "config.json", run.identity
-    text = json.dumps(held, sort_keys=True)
-    if (proper := hashlib.sha256(text.encode()).hexdigest()[:10]) != run.id:
+    if (proper := digits(held)) != run.id:
         raise ValueError(f"{path} was changed: its id is {_short(run.id)}, and its identity's is {proper}")
     if held.get("data") != run.data or not isinstance(held.get("numerics"), int):
         raise ValueError(f"{path} was changed: its data are not those of its identity")

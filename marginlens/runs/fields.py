@@ -180,8 +180,10 @@ def diverged(one: Mapping[str, Any]) -> bool:
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an evaluation that are not the recipe's for its kind and data."""
     usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(one["data"], {}))
-    base = NEUTRAL_EVALUATION | usual.model_dump(mode="json")
-    return {name: value for name, value in one["settings"].items() if value != base.get(name)}
+    expected = usual.model_dump(mode="json")
+    given = one["settings"]
+    missing = {name: value for name, value in NEUTRAL_EVALUATION.items() if name in expected and name not in given}
+    return {name: value for name, value in (given | missing).items() if value != expected.get(name)}
 
 
 def _measured(entry: Entry, kind: str) -> dict[str, Any] | None:

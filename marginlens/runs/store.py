@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from marginlens.data.atomic import DataError, partial, save
+from marginlens.data.atomic import DataError, partial, put
 from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files
 from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
@@ -212,12 +212,7 @@ def _write(folder: Path, content: Mapping[str, bytes]) -> None:
     for name in sorted(content, key=lambda n: (_LAST.index(n) if n in _LAST else -1, n)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            save(aside, content[name])
-            aside.rename(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        put(path, content[name])
 
 
 def _named(aside: Path, final: Path) -> bool:

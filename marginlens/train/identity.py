@@ -41,8 +41,8 @@ NEUTRAL_EVALUATION: dict[str, Any] = {"weight_decay": 0.0, "holdout": 0, "resize
 
 def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
     """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
-    text = json.dumps([kind, fingerprint, NUMERICS, _telling(settings, NEUTRAL_EVALUATION)], sort_keys=True)
-    return f"{kind}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+    known = digits([kind, fingerprint, NUMERICS, _telling(settings, NEUTRAL_EVALUATION)])
+    return f"{kind}-{data}-{known}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
@@ -62,9 +62,13 @@ def _telling(settings: Settings, neutral: dict[str, Any]) -> dict[str, Any]:
 
 
 def identify(settings: Pretrain, fingerprint: str) -> str:
-    """Ten hexadecimal digits."""
-    text = json.dumps(facts(settings, fingerprint), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    """The run's id: ten digits of its facts."""
+    return digits(facts(settings, fingerprint))
+
+
+def digits(known: Any) -> str:
+    """Ten hexadecimal digits that stand for what JSON can hold."""
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:

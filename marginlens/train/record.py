@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import marginlens
-from marginlens.data.atomic import DataError, flush
+from marginlens.data.atomic import DataError, flush, put
 from marginlens.data.views import Triple
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, build
@@ -239,14 +239,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def save_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a file aside and renames it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            file.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
-            flush(file)
-        aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    put(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

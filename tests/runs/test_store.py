@@ -8,6 +8,7 @@ import time
 import pytest
 
 import marginlens as ml
+from marginlens.data import atomic
 from marginlens.runs import entry as entries
 from marginlens.runs import store as stores
 from marginlens.runs.store import add, drop_weights, evaluation, examine, lookup, remove, scan
@@ -398,7 +399,7 @@ def test_cut_off_at_any_file_leaves_no_half_run(store, monkeypatch, there):
     chosen = settings()
     _, name = name_of(chosen)
     first, held = records(chosen, done=1, complete=False, failure="oom"), records(chosen, probe=80.0)
-    honest = stores.save
+    honest = atomic.save
     for cut in range(len(held)):
         shutil.rmtree(store)
         store.mkdir()
@@ -413,7 +414,7 @@ def test_cut_off_at_any_file_leaves_no_half_run(store, monkeypatch, there):
             honest(path, written)
 
         with monkeypatch.context() as patch:
-            patch.setattr(stores, "save", save)
+            patch.setattr(atomic, "save", save)
             try:
                 add(held, store, name)
             except Cut:
@@ -430,7 +431,7 @@ def test_a_full_disk_is_one_line(store, monkeypatch):
     def save(path, written):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stores, "save", save)
+    monkeypatch.setattr(atomic, "save", save)
     with pytest.raises(ValueError, match=r"is not added: cannot write .*No space left on device"):
         add(records(chosen), store, name_of(chosen)[1])
     assert os.listdir(store) == []

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import marginlens as ml
 from marginlens.cli import main
+from marginlens.data import atomic
 from marginlens.train import record
 from tests.train.conftest import STEPS, resume, settings
 
@@ -239,7 +240,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch, where):
     record.save_json(path, {"a": 1})
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(*((record, "flush", fail) if where == "flush" else (record.Path, "rename", fail)))
+        patch.setattr(*((atomic, "flush", fail) if where == "flush" else (record.Path, "rename", fail)))
         with pytest.raises(OSError, match="No space left"):
             record.save_json(path, {"a": 2})
     assert path.read_bytes() == before

@@ -16,6 +16,7 @@ import torch
 
 import marginlens as ml
 from marginlens.cli import main
+from marginlens.data import atomic
 from marginlens.data.folder import prepare_folder
 from marginlens.methods import METHODS, MoCoV3
 from marginlens.train import checkpoint, engine, progress, record
@@ -273,7 +274,7 @@ WRITES = {
     "the first checkpoint": (checkpoint, lambda name: name.startswith("step-00000001")),
     "metrics": (record, lambda name: name == "metrics.jsonl"),
     "speed": (record, lambda name: name == "speed.jsonl"),
-    "the result": (record, lambda name: name.startswith(".result.json")),
+    "the result": (atomic, lambda name: name.startswith(".result.json")),
     "the start": (record, lambda name: name == "environment.jsonl"),
 }
 
