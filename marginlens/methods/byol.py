@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
-from marginlens.methods.views import arguments, features_of, pair
+from marginlens.methods.views import arguments, features_of, pair, splits
 from marginlens.modules import register_effect
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
+from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
 from marginlens.parameters import as_float
 
 
@@ -36,6 +38,8 @@ class BYOL(nn.Module):
         out: int = 128,
         last_bn: bool = False,
         bias: bool = True,
+        predictor_bn: bool = False,
+        bn_splits: int = 1,
         symmetric: bool = False,
         features: int | None = None,
         size: int = 32,
@@ -46,11 +50,12 @@ class BYOL(nn.Module):
         del self.settings["beta"]
         check_effect(self.settings["effect"])
         register_effect(self, self.settings["effect"])
-        dim = features_of(backbone, features, size)
+        dim, self.bn_splits = features_of(backbone, features, size), splits(bn_splits)
+        count_once(backbone, bn_splits)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
-        self.predictor = predictor(out, hidden=hidden, bias=bias)
+        self.predictor = predictor(out, hidden=hidden, last_bn=predictor_bn, bias=bias)
         self.teacher = teacher_of(self.student)
         constant_momentum(momentum, 0, 1)  # refuses what is none
         self.momentum, self.symmetric = momentum, symmetric
@@ -77,25 +82,28 @@ class BYOL(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        return each(self._predict, (strong, weak) if self.symmetric else (strong,))
+        predict = partial(self._predict, part=part_size(len(strong), self.bn_splits))
+        return each(predict, (strong, weak) if self.symmetric else (strong,))
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """What they predict: the teacher's embeddings (n, out) of the other view."""
         strong, weak = pair(views)
-        return each(self._target, (weak, strong) if self.symmetric else (weak,))
+        target = partial(self._target, part=part_size(len(weak), self.bn_splits))
+        seen = [apart(x, self.bn_splits) for x in ((weak, strong) if self.symmetric else (weak,))]
+        return [together(k, self.bn_splits) for k in each(target, seen)]
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of predictions against what they predict."""
         found = [positive_only(p, z, **self.settings) for p, z in zip(queries, keys, strict=True)]
         return torch.stack(found).sum()
 
-    def _predict(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.predictor(self.student["projector"](self.student["backbone"](x)))
+    def _predict(self, x: Tensor, part: int) -> Tensor:
+        embedding: Tensor = self.predictor(self.student["projector"](in_parts(self.student["backbone"], x, part)))
         return embedding
 
-    def _target(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.teacher["projector"](self.teacher["backbone"](x))
+    def _target(self, x: Tensor, part: int) -> Tensor:
+        embedding: Tensor = self.teacher["projector"](in_parts(self.teacher["backbone"], x, part))
         return embedding
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, info_nce, rows
-from marginlens.methods.views import arguments, features_of, pair
+from marginlens.methods.views import arguments, features_of, pair, splits
 from marginlens.modules import register_effect
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
+from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
 
 
 class MoCoV3(nn.Module):
@@ -37,6 +39,8 @@ class MoCoV3(nn.Module):
         out: int = 128,
         last_bn: bool = True,
         bias: bool = True,
+        predictor_bn: bool = False,
+        bn_splits: int = 1,
         symmetric: bool = False,
         two_tau: bool = False,
         features: int | None = None,
@@ -46,11 +50,12 @@ class MoCoV3(nn.Module):
         super().__init__()
         self.settings = arguments(tau, beta, effect, impl)
         register_effect(self, self.settings["effect"])
-        dim = features_of(backbone, features, size)
+        dim, self.bn_splits = features_of(backbone, features, size), splits(bn_splits)
+        count_once(backbone, bn_splits)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
-        self.predictor = predictor(out, hidden=hidden, bias=bias)
+        self.predictor = predictor(out, hidden=hidden, last_bn=predictor_bn, bias=bias)
         self.teacher = teacher_of(self.student)
         constant_momentum(momentum, 0, 1)  # refuses what is none
         self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * tau if two_tau else 1.0
@@ -77,23 +82,26 @@ class MoCoV3(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        return each(self._predict, (strong, weak) if self.symmetric else (strong,))
+        predict = partial(self._predict, part=part_size(len(strong), self.bn_splits))
+        return each(predict, (strong, weak) if self.symmetric else (strong,))
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The teacher's embeddings (n, out) of the view that the query has not seen."""
         strong, weak = pair(views)
-        return each(self._target, (weak, strong) if self.symmetric else (weak,))
+        target = partial(self._target, part=part_size(len(weak), self.bn_splits))
+        seen = [apart(x, self.bn_splits) for x in ((weak, strong) if self.symmetric else (weak,))]
+        return [together(k, self.bn_splits) for k in each(target, seen)]
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of queries against keys."""
         found = [info_nce(q, k, **self.settings) for q, k in zip(queries, keys, strict=True)]
         return self.scale * torch.stack(found).sum()
 
-    def _predict(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.predictor(self.student["projector"](self.student["backbone"](x)))
+    def _predict(self, x: Tensor, part: int) -> Tensor:
+        embedding: Tensor = self.predictor(self.student["projector"](in_parts(self.student["backbone"], x, part)))
         return embedding
 
-    def _target(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.teacher["projector"](self.teacher["backbone"](x))
+    def _target(self, x: Tensor, part: int) -> Tensor:
+        embedding: Tensor = self.teacher["projector"](in_parts(self.teacher["backbone"], x, part))
         return embedding

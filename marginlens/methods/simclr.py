@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
-from marginlens.methods.views import arguments, features_of, pair
+from marginlens.methods.views import arguments, features_of, pair, splits
 from marginlens.modules import register_effect
 from marginlens.nets.fast import each
 from marginlens.nets.heads import projector
+from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
 
 
 class SimCLR(nn.Module):
@@ -34,6 +36,7 @@ class SimCLR(nn.Module):
         out: int = 128,
         last_bn: bool = False,
         bias: bool = True,
+        bn_splits: int = 1,
         features: int | None = None,
         size: int = 32,
         impl: Impl = "auto",
@@ -41,7 +44,8 @@ class SimCLR(nn.Module):
         super().__init__()
         self.settings = arguments(tau, beta, effect, impl)
         register_effect(self, self.settings["effect"])
-        dim = features_of(backbone, features, size)
+        dim, self.bn_splits = features_of(backbone, features, size), splits(bn_splits)
+        count_once(backbone, bn_splits)
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
@@ -65,7 +69,10 @@ class SimCLR(nn.Module):
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings (n, out) of both views."""
-        return each(self._embed, pair(views))
+        strong, weak = pair(views)
+        embed = partial(self._embed, part=part_size(len(strong), self.bn_splits))
+        first, second = each(embed, (strong, apart(weak, self.bn_splits)))
+        return [first, together(second, self.bn_splits)]
 
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """There are none: the embeddings are compared with each other."""
@@ -75,6 +82,6 @@ class SimCLR(nn.Module):
         """The loss among all of them."""
         return nt_xent(*queries, *keys, **self.settings)
 
-    def _embed(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.student["projector"](self.student["backbone"](x))
+    def _embed(self, x: Tensor, part: int) -> Tensor:
+        embedding: Tensor = self.student["projector"](in_parts(self.student["backbone"], x, part))
         return embedding

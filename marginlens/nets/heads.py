@@ -28,24 +28,27 @@ def projector(in_dim: int, *, hidden: int = 2048, out: int = 128, last_bn: bool 
     `last_bn` ends it in a batch norm without affine parameters, as MoCo v3 does: with it emphasis s = 20 gains, without
     it s = 20 falls below s = 1.
     """
-    head = _two_layers(in_dim, hidden, out, bias)
-    if last_bn:
-        head.append(nn.BatchNorm1d(out, affine=False))
-    return head
+    return _two_layers(in_dim, hidden, out, last_bn, bias)
 
 
-def predictor(dim: int = 128, *, hidden: int = 2048, bias: bool = True) -> nn.Module:
-    """Linear, batch norm, ReLU, linear: the student's embeddings (n, dim) to its guess of the teacher's (n, dim)."""
-    return _two_layers(dim, hidden, dim, bias)
+def predictor(dim: int = 128, *, hidden: int = 2048, last_bn: bool = False, bias: bool = True) -> nn.Module:
+    """Linear, batch norm, ReLU, linear: the student's embeddings (n, dim) to its guess of the teacher's (n, dim).
+
+    `last_bn` ends it as it ends the projector. MoCo v3 has it with a ViT and not with a ResNet.
+    """
+    return _two_layers(dim, hidden, dim, last_bn, bias)
 
 
-def _two_layers(inputs: int, hidden: int, outputs: int, bias: bool) -> Head:
+def _two_layers(inputs: int, hidden: int, outputs: int, last_bn: bool, bias: bool) -> Head:
     for what, size in (("input", inputs), ("hidden", hidden), ("output", outputs)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"the head's {what} size is {size!r}; it must be a whole number, at least 1")
-    return Head(
+    head = Head(
         nn.Linear(inputs, hidden, bias=bias),
         nn.BatchNorm1d(hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, outputs, bias=bias),
     )
+    if last_bn:
+        head.append(nn.BatchNorm1d(outputs, affine=False))
+    return head

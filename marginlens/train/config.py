@@ -75,7 +75,7 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "byol": {"tau": 0.5, "beta": 0.0},
 }
 
-_NO_TEACHER = ("ema", "ema_schedule", "symmetric")
+_NO_TEACHER = ("ema", "ema_schedule", "symmetric", "predictor_bn")
 
 
 class Settings(BaseModel):
@@ -104,6 +104,8 @@ class Pretrain(Settings):
     out: int = Field(128, ge=1, description="Dimension of the embeddings.")
     last_bn: bool = Field(False, description="End the projector in a batch norm without affine parameters.")
     bias: bool = Field(True, description="Biases in the linear layers of the heads.")
+    predictor_bn: bool = Field(False, description="End the predictor in such a batch norm too (mocov3, byol).")
+    bn_splits: int = Field(1, ge=1, description="Parts of a batch that the backbone's batch norms see one at a time.")
     symmetric: bool = Field(False, description="Add the loss with the two views exchanged (mocov3, byol).")
     two_tau: bool = Field(False, description="Multiply the loss by 2 tau, as the official MoCo v3 does.")
     ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher (mocov3, byol).")
@@ -166,6 +168,10 @@ class Pretrain(Settings):
         if self.warmup >= self.epochs and self.warmup > 0:
             raise ValueError(f"warmup is {self.warmup} of {self.epochs} epochs; it must be shorter")
         fields = type(self).model_fields
+        if self.bn_splits > 1 and (self.batch % self.bn_splits or self.batch < 2 * self.bn_splits):
+            raise ValueError(
+                f"bn_splits is {self.bn_splits}; it must cut a batch of {self.batch} into equal parts of two or more"
+            )
         if self.method == "simclr":
             for name in _NO_TEACHER:
                 if getattr(self, name) != fields[name].default:

@@ -23,6 +23,8 @@ NEUTRAL: dict[str, Any] = {
     "weights": "",
     "beta": 1.0,
     "bias": True,
+    "predictor_bn": False,
+    "bn_splits": 1,
     "symmetric": False,
     "two_tau": False,
     "ema_schedule": "constant",

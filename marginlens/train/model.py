@@ -51,12 +51,16 @@ def _encoder(settings: Pretrain) -> ResNet:
 
 
 def _arguments(settings: Pretrain) -> dict[str, Any]:
-    asked: dict[str, Any] = {name: getattr(settings, name) for name in ("tau", "effect", "hidden", "out", "last_bn")}
-    asked["bias"] = settings.bias
+    names = ("tau", "effect", "hidden", "out", "last_bn", "bias", "bn_splits")
+    asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
     if settings.method != "byol":
         asked["beta"] = settings.beta
     if settings.method != "simclr":
-        asked |= {"momentum": settings.ema, "symmetric": settings.symmetric}
+        asked |= {
+            "momentum": settings.ema,
+            "symmetric": settings.symmetric,
+            "predictor_bn": settings.predictor_bn,
+        }
     if settings.method == "mocov3":
         asked["two_tau"] = settings.two_tau
     return asked

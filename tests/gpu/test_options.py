@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("shapes")
 OPTIONS = {
     "symmetric MoCo v3": {"symmetric": True, "two_tau": True},
     "symmetric BYOL": {"method": "byol", "symmetric": True},
+    "batch norms in parts": {"bn_splits": 8, "predictor_bn": True},
+    "SimCLR in parts": {"method": "simclr", "bn_splits": 4},
     "clipped": {"clip": 0.1, "decay_all": False},
 }
 LARGE = {

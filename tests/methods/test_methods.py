@@ -14,6 +14,7 @@ from torch import nn
 from marginlens import Emphasis, Margin
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from marginlens.nets import encoder
+from marginlens.nets.parts import apart, count_once, in_parts, together
 from tests.catalogue import EFFECTS, random
 
 N, HIDDEN, OUT = 8, 16, 8
@@ -26,6 +27,8 @@ EVERY = [
     {"last_bn": False},
     {"bias": False},
     {"bias": False, "last_bn": True},
+    {"bn_splits": 2},
+    {"bn_splits": 4, "last_bn": True},
     {"tau": 0.1},
     {"effect": "margin(m1=0.4)"},
     {"effect": "emphasis(c=2.5)"},
@@ -48,7 +51,13 @@ WITH_NEGATIVES = [
     {"effect": "emphasis(s=5)", "impl": "reference"},
     {"effect": "emphasis(s=5)", "impl": "chunked"},
 ]
-WITH_TEACHER = [{"symmetric": True}, {"symmetric": True, "last_bn": True, "effect": "margin(m1=0.2)"}]
+WITH_TEACHER = [
+    {"symmetric": True},
+    {"symmetric": True, "last_bn": True, "effect": "margin(m1=0.2)"},
+    {"symmetric": True, "bn_splits": 2},
+    {"predictor_bn": True},
+    {"predictor_bn": True, "bias": False},
+]
 MOCO = [
     {"two_tau": True},
     {"two_tau": True, "tau": 0.1, "beta": 0.5},
@@ -161,21 +170,26 @@ def byol_loss(p, z, tau=0.5, effect="plain"):
     return contrast(logits, torch.zeros(len(p), dtype=torch.long), tau, 0.0, effect)
 
 
-def by_hand(twin, views, last_bn=None, bias=True, symmetric=False, two_tau=False, impl="auto", **rest):
+def by_hand(
+    twin, views, last_bn=None, bias=True, predictor_bn=False, bn_splits=1, symmetric=False, two_tau=False, **rest
+):
     """The loss of a copy of a method, of which nothing but the backbones is called."""
     cls, (strong, weak) = type(twin), views
-    last_bn = cls is MoCoV3 if last_bn is None else last_bn
+    last_bn, _ = cls is MoCoV3 if last_bn is None else last_bn, rest.pop("impl", None)
+    near, far = torch.arange(N).chunk(bn_splits), [torch.arange(N)[i::bn_splits] for i in range(bn_splits)]
 
-    def embed(net, x):
-        return head(net["projector"], net["backbone"](x), last_bn, bias)
+    def embed(net, x, parts):
+        """Each part passes alone, and every image finds its place again."""
+        features = torch.cat([net["backbone"](x[part]) for part in parts])
+        return head(net["projector"], features[torch.cat(list(parts)).argsort()], last_bn, bias)
 
     if cls is SimCLR:
-        return simclr_loss(embed(twin.student, strong), embed(twin.student, weak), **rest)
+        return simclr_loss(embed(twin.student, strong, near), embed(twin.student, weak, far), **rest)
     total = 0.0
     for seen, other in [(strong, weak), (weak, strong)] if symmetric else [(strong, weak)]:
         with torch.no_grad():
-            target = embed(twin.teacher, other)
-        guess = head(twin.predictor, embed(twin.student, seen), False, bias)
+            target = embed(twin.teacher, other, far)
+        guess = head(twin.predictor, embed(twin.student, seen, near), predictor_bn, bias)
         total = total + (moco_loss if cls is MoCoV3 else byol_loss)(guess, target, **rest)
     return total * 2 * rest.get("tau", 0.25) if two_tau else total
 
@@ -278,6 +292,59 @@ def test_defaults(cls, tau, last_bn):
         assert [m.out_features for m in method.predictor if isinstance(m, nn.Linear)] == [2048, 128]
         assert method.momentum == 0.99
         assert not method.symmetric
+
+
+class SplitBatchNorm(nn.BatchNorm1d):
+    """As MoCo's code for CIFAR has it: every k-th row makes a part, and running statistics take the parts' mean."""
+
+    def __init__(self, width, parts):
+        super().__init__(width)
+        self.parts = parts
+
+    def forward(self, x):
+        mean, var = self.running_mean.repeat(self.parts), self.running_var.repeat(self.parts)
+        affine = (self.weight.repeat(self.parts), self.bias.repeat(self.parts))
+        out = F.batch_norm(x.reshape(-1, x.shape[1] * self.parts), mean, var, *affine, True, self.momentum, self.eps)
+        self.running_mean.copy_(mean.view(self.parts, -1).mean(0))
+        self.running_var.copy_(var.view(self.parts, -1).mean(0))
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_parts_are_those_of_a_split_batch_norm(parts):
+    """To the last digit in what comes out, and to second order of the momentum in running statistics."""
+    ours, theirs, rows = nn.BatchNorm1d(5), SplitBatchNorm(5, parts), random(40, 64, 5, seed=0, dtype=torch.float32)
+    count_once(ours, parts)
+    for x in rows:
+        found = together(in_parts(ours, apart(3 * x + 2, parts), 64 // parts), parts)
+        torch.testing.assert_close(found, theirs(3 * x + 2))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("n", "parts"), [(64, 8), (256, 8), (16, 4), (8, 2)])
+def test_two_parts_share_as_few_images_as_by_chance(n, parts):
+    there = apart(torch.arange(n), parts)
+    assert torch.equal(together(there, parts), torch.arange(n))
+    shared = torch.zeros(parts, parts, dtype=torch.long)
+    shared.index_put_((torch.arange(n) * parts // n, there.argsort() * parts // n), torch.tensor(1), accumulate=True)
+    assert (shared == n // parts**2).all()
+
+
+def test_parts_keep_the_layout_of_the_images():
+    x = random(8, 3, 4, 4, seed=0, dtype=torch.float32)
+    for form in (torch.contiguous_format, torch.channels_last):
+        assert apart(x.contiguous(memory_format=form), 2).is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("cls", METHODS.values(), ids=named)
+def test_parts_that_do_not_fit(cls):
+    for wrong in (0, -1, 1.5, True, "2"):
+        with pytest.raises(ValueError, match=r"bn_splits is .*; it must be a whole number, at least 1"):
+            make(cls, bn_splits=wrong)
+    for wrong in (3, 8):
+        with pytest.raises(ValueError, match=f"there are 8 images; bn_splits={wrong} must cut them into equal parts"):
+            make(cls, bn_splits=wrong).loss(images())
 
 
 class Named(nn.Module):

@@ -59,6 +59,8 @@ OTHERS = {
     "out": {"out": 63},
     "last_bn": {"last_bn": False},
     "bias": {"bias": False},
+    "predictor_bn": {"predictor_bn": True},
+    "bn_splits": {"bn_splits": 8},
     "symmetric": {"symmetric": True},
     "two_tau": {"two_tau": True},
     "ema": {"ema": 0.99},

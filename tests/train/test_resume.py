@@ -218,7 +218,7 @@ def test_resumed_again_and_again(interrupted, whole):
 
 MORE = {
     "byol": {"method": "byol", "symmetric": True, "ema_schedule": "cosine", "effect": "emphasis(c=2.5)"},
-    "simclr": {"method": "simclr", "effect": "margin(m1=0.1)", "decay_all": False},
+    "simclr": {"method": "simclr", "bn_splits": 2, "effect": "margin(m1=0.1)", "decay_all": False},
     "mocov3": {"two_tau": True, "last_bn": False, "bias": False, "warmup": 1, "clip": 1.0, "weak_crop": "padded"},
 }
 
