@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from marginlens.report.gather import Gathered
 from marginlens.report.grids import Grid, Item, Piece, measure, noted, number, say
+from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import diverged, spelled
 from marginlens.sweep.cells import when
@@ -77,7 +78,8 @@ def _results(seen: Seen, several: Collection[str]) -> Results:
     """What a run gave; `several`: data that differ in content, which is then named too."""
     result = seen.entry.result
     found = {name: (result[key], False) for key, name in (("loss", "loss"), ("knn", "kNN")) if key in result}
-    for known in sorted(seen.evaluations, key=when):
+    elsewhere = beside(seen)
+    for known in sorted((one for one in seen.evaluations if one not in elsewhere), key=when):
         foreign = known["kind"] == "transfer" and known["data"] in several
         name = measure(known) + (f" of content {known['data_fingerprint'][:10]}" if foreign else "")
         found[name] = known["top1"], diverged(known)

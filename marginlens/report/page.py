@@ -25,17 +25,27 @@ from marginlens.report.grids import (
     paper_grid,
 )
 from marginlens.report.others import others_grid
+from marginlens.report.rates import rates_grid
 from marginlens.report.sections import curves, section, stands
 from marginlens.report.seen import Seen
 
 _NUMBERS = ("published", "ours", "difference", "seeds", "cells", "run", "partial", "looks")
-_CLASSES = {"runs": "wide", "in place of": "wide", "label": "wide", "why": "wide", "folder": "wide"}
+_CLASSES = {
+    "runs": "wide",
+    "pre-training": "wide",
+    "in place of": "wide",
+    "label": "wide",
+    "why": "wide",
+    "folder": "wide",
+}
 
 
 def page(gathered: Gathered, stores: Iterable[str]) -> str:
     """The whole page."""
     parts = [_table_section(gathered, key) for key in gathered.tables]
     parts.append(_looks(gathered))
+    if (rates := rates_grid(gathered)).rows:
+        parts.append(_section(rates))
     if gathered.others:
         parts.append(_section(others_grid(gathered)))
     parts += [_curves(gathered.runs), _runs(gathered)]
@@ -81,6 +91,7 @@ def _overview(gathered: Gathered) -> str:
         name = f'<a href="#{_e(key)}">{_e(table.name)}</a>'
         rows.append(f"<tr><td>{name}</td><td>{_e(table.title)}</td>{said}</tr>")
     ways = [("looks", "Shorter looks and rehearsals"), ("curves", "Curves"), ("runs", "Runs")]
+    ways += [("rates", "The probe's learning rate")] if rates_grid(gathered).rows else []
     ways += [("others", "All other runs")] if gathered.others else []
     ways += [("unreadable", "Folders that could not be read")] if gathered.bad else []
     nav = "".join(f'<a href="#{key}">{name}</a>' for key, name in ways)

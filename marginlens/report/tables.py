@@ -14,8 +14,9 @@ from urllib.parse import quote
 from marginlens.report.gather import Gathered
 from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
+from marginlens.report.rates import rates_grid
 
-_WIDE = ("runs", "label", "why", "in place of", "folder")
+_WIDE = ("runs", "pre-training", "label", "why", "in place of", "folder")
 
 
 MOST_UPRIGHT = 7
@@ -35,7 +36,12 @@ def grids(gathered: Gathered) -> list[Grid]:
         elif rows := [row for row, line in zip(grid.rows, gathered.lines[key], strict=True) if line.runs]:
             about = f"{grid.about} {len(rows)} of {len(grid.rows)} points have runs."
             found.append(Grid(grid.key, grid.title, about, grid.head, rows))
-    more = (looks_grid(gathered), others_grid(gathered), bad_grid(gathered.bad, by_name=True))
+    more = (
+        looks_grid(gathered),
+        rates_grid(gathered),
+        others_grid(gathered),
+        bad_grid(gathered.bad, by_name=True),
+    )
     return found + [grid for grid in more if grid.rows]
 
 

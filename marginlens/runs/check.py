@@ -78,7 +78,7 @@ def evaluation(path: Path, found: Mapping[str, Any], run: Run) -> None:
     for name in pictures:
         _number(path, found, name, 1, MOST, whole=True)
     _optional(path, found, ("top5",), 0, 100)
-    _optional(path, found, ("loss", "neighbours"))
+    _optional(path, found, ("loss", "neighbours", "feature_norm"))
     _environment(f"{path}, environment", found["environment"])
     try:
         _evaluated(found["kind"], found["settings"])

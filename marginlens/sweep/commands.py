@@ -154,8 +154,8 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
         raise ValueError('--grid is missing: a setting and its values, such as --grid "seed=0|1|2"')
     jobs = []
     for settings in grids.expand(base, axes):
-        own = [evaluate("probe", settings.data, place.probe_epochs or None)] if place.probe else []
-        others = [evaluate("transfer", name, place.probe_epochs or None) for name in place.transfer_to]
+        own = [evaluate("probe", settings.data, place.probe_epochs or None, place.holdout)] if place.probe else []
+        others = [evaluate("transfer", name, place.probe_epochs or None, place.holdout) for name in place.transfer_to]
         jobs.append(Job(settings=settings, evaluations=(*own, *others)))
     return merge(evenly(jobs))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
 from marginlens.train import record
 from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, Settings, build
+from marginlens.train.places import Rates
 from marginlens.train.record import Run
 from marginlens.train.stop import Stopped
 
@@ -58,13 +59,15 @@ class Where(Settings):
     workers: int = Field(2, ge=0)
     knn_every: int = Field(10, ge=0)
     records_only: bool = False
+    beside: Rates = ()
     fingerprints: dict[str, str] = {}
     """Of the data that were planned with, by their names; what has none may be whatever is there."""
 
 
-def evaluate(kind: Literal["probe", "transfer"], data: str, epochs: int | None = None) -> Evaluation:
-    """The evaluation that the recipe has for a data set, or one of fewer epochs."""
+def evaluate(kind: Literal["probe", "transfer"], data: str, epochs: int | None = None, holdout: int = 0) -> Evaluation:
+    """The evaluation that the recipe has for a data set, or one of fewer epochs, or one that spares the test set."""
     recipe: dict[str, Any] = PROBE_RECIPES.get(data, {}) | ({} if epochs is None else {"epochs": epochs})
+    recipe |= {"holdout": holdout} if holdout else {}
     return Evaluation(kind=kind, data=data, settings=build(Probe, recipe))
 
 
@@ -92,6 +95,7 @@ def perform(
     workers: int = 2,
     knn_every: int = 10,
     records_only: bool = False,
+    beside: Sequence[float] = (),
     quiet: bool = False,
     ended: Callable[[], bool] = lambda: False,
 ) -> Path:
@@ -103,9 +107,9 @@ def perform(
             if ended():
                 raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
             if wanted.kind == "probe":
-                probing.probe(run, wanted.settings, **where)
+                probing.probe(run, wanted.settings, beside=beside, **where)
             else:
-                probing.transfer(run, wanted.data, wanted.settings, **where)
+                probing.transfer(run, wanted.data, wanted.settings, beside=beside, **where)
         if records_only:
             drop_weights(run)
     return run.path

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from marginlens.sweep.job import Where
 from marginlens.train.config import Settings
-from marginlens.train.places import Machine
+from marginlens.train.places import Machine, Rates
 
 
 class Executor(Machine):
@@ -18,6 +18,7 @@ class Executor(Machine):
     engine: Literal["auto", "eager", "graph"] = Field("auto", description="As for marginlens pretrain.")
     knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
     records_only: bool = Field(False, description="Keep a run's results, and remove its weights when it is done.")
+    beside: Rates = Field((), description="Learning rates to try beside each probe's own, on the same crops.")
     dry_run: bool = Field(False, description="Say what would be run, and stop.")
     limit_minutes: float = Field(0.0, ge=0, description="Stop cleanly after so many minutes; 0: when all is done.")
     most: int = Field(100, ge=1, description="More runs than this are confirmed first.")
@@ -46,6 +47,9 @@ class SweepPlace(Executor):
 
     probe: bool = Field(True, description="Probe every run on its own data.")
     probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: as the recipe has it.")
+    holdout: int = Field(
+        0, ge=0, description="Test probes on so many images kept back from training, not on the test set."
+    )
     transfer_to: tuple[str, ...] = Field((), description="Data sets to transfer every run to.")
 
 

@@ -12,7 +12,7 @@ from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
 from marginlens.train.options import options, perform
-from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, TransferPlace
+from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
 from marginlens.train.record import open_run
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ExportOptions: TypeAlias = dict[str, Any]
 else:
     PretrainOptions = options(Pretrain, PretrainPlace)
-    ProbeOptions = options(Probe, EvaluatePlace)
+    ProbeOptions = options(Probe, ProbePlace)
     KnnOptions = options(Knn, EvaluatePlace)
     TransferOptions = options(Probe, TransferPlace)
     EmbedOptions = options(EmbedPlace)
@@ -66,17 +66,19 @@ def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> Non
 
         marginlens probe RUN --holdout 1000
 
+        marginlens probe RUN --beside 0.1 0.3 3 10
+
     Args:
         run: The run's folder.
     """
 
     found = open_run(run)
 
-    def act(chosen: Probe, place: EvaluatePlace) -> dict[str, Any]:
+    def act(chosen: Probe, place: ProbePlace) -> dict[str, Any]:
         return probing.probe(found, chosen, **place.model_dump())
 
     recipe = PROBE_RECIPES.get(found.settings.data)
-    perform((Probe, EvaluatePlace), dict(settings), act, _accuracy, recipe)
+    perform((Probe, ProbePlace), dict(settings), act, _accuracy, recipe)
 
 
 def knn(run: Positional[Path], settings: OmitArgPrefixes[KnnOptions]) -> None:
@@ -160,4 +162,6 @@ def _accuracy(found: dict[str, Any]) -> str:
     more = f", top-5 {found['top5']:.2f} %" if "top5" in found else ""
     kept = found["settings"]["holdout"]
     on = f"{kept:,} images kept back from training" if kept else "the test set"
-    return f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}"
+    lines = [f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}"]
+    lines += [f"  at a learning rate of {rate}: {top:.2f} %" for rate, top in found.get("beside", {}).items()]
+    return "\n".join(lines)

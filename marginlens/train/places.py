@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from marginlens.train.config import Settings, Size
+
+Rates = tuple[Annotated[float, Field(ge=0)], ...]
 
 
 class Machine(Settings):
@@ -34,7 +36,13 @@ class EvaluatePlace(Machine):
     again: bool = Field(False, description="Measure again what was measured before.")
 
 
-class TransferPlace(EvaluatePlace):
+class ProbePlace(EvaluatePlace):
+    """What is tried beside it."""
+
+    beside: Rates = Field((), description="Learning rates to try beside --lr, on the same crops: one probe of each.")
+
+
+class TransferPlace(ProbePlace):
     """Where to transfer to."""
 
     to: str = Field(description="The prepared data set to transfer to.")

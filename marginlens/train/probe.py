@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from marginlens.data import draw
 from marginlens.data.views import View
 from marginlens.train import record
-from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
 from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
@@ -43,12 +44,17 @@ def probe(
     device: str = "auto",
     workers: int = 2,
     again: bool = False,
+    beside: Sequence[float] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again."""
+    """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again.
+
+    `beside`: learning rates at which further layers learn from the same crops, for little more time. Each is kept as
+    the probe that it is, and the result has their top-1 by rate under "beside".
+    """
     run = open_run(run)
     settings = settings or Probe(**PROBE_RECIPES.get(run.settings.data, {}))
-    return _evaluate("probe", run, run.settings.data, settings, device, workers, again, quiet)
+    return _evaluate("probe", run, run.settings.data, settings, device, workers, again, quiet, beside)
 
 
 def transfer(
@@ -59,12 +65,13 @@ def transfer(
     device: str = "auto",
     workers: int = 2,
     again: bool = False,
+    beside: Sequence[float] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Linear probe of a run on other data, which are normalised by their own mean and std."""
     run = open_run(run)
     settings = settings or Probe(**PROBE_RECIPES.get(to, {}))
-    return _evaluate("transfer", run, to, settings, device, workers, again, quiet)
+    return _evaluate("transfer", run, to, settings, device, workers, again, quiet, beside)
 
 
 def knn(
@@ -85,31 +92,58 @@ def linear_probe(
     backbone: nn.Module, feed: Feed, settings: Probe, size: int, precision: torch.dtype, display: Display
 ) -> dict[str, Any]:
     """Trains a linear layer on features of fresh crops; top-1 and top-5 of the last epoch, in percent."""
+    return linear_probes(backbone, feed, [settings], size, precision, display)[settings]
+
+
+def linear_probes(
+    backbone: nn.Module, feed: Feed, several: Sequence[Probe], size: int, precision: torch.dtype, display: Display
+) -> dict[Probe, dict[str, Any]]:
+    """The same for settings that differ in the learning rate alone: all see the same features, which are made once.
+
+    Each finds what it would find by itself; one whose loss is no number is left out, and the last one stops it all.
+    """
+    settings = several[0]
     chosen = parts(feed, settings.holdout)
     test = features(
         backbone, plain_images(feed, chosen.tested, chosen.test, settings.size or size, settings.resize), precision
     )
-    linear = Linear(test.shape[1], len(feed.classes), settings, feed.device)
+    layers = {one: Linear(test.shape[1], len(feed.classes), one, feed.device) for one in several}
     per_epoch = -(-len(chosen.train) // settings.batch)
     begin, total = time.monotonic(), settings.epochs * per_epoch
     for epoch in range(settings.epochs):
         x, y = _fresh(backbone, feed, chosen, settings, size, epoch, precision)
         steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
-        mean = float(linear.epoch(x, y, [learning_rate(i, total, settings.lr) for i in steps]).mean())
-        if not math.isfinite(mean):
-            raise Stopped(f"the probe's loss became {mean} in epoch {epoch + 1}; lower --lr ({settings.lr:g})")
-        rate = (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
+        means = {
+            one: float(layer.epoch(x, y, [learning_rate(i, total, one.lr) for i in steps]).mean())
+            for one, layer in layers.items()
+        }
+        for one in [one for one, mean in means.items() if not math.isfinite(mean)]:
+            lost = f"the probe's loss became {means.pop(one)} in epoch {epoch + 1}; lower --lr ({one.lr:g})"
+            del layers[one]
+            if not layers:
+                raise Stopped(lost)
+            display.say(f"warning: {lost}")
+        mean, rate = next(iter(means.values())), (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
         display.step(epoch + 1, lambda m=mean: m, lambda r=rate: r)  # type: ignore[misc]
         display.epoch(epoch + 1, epoch + 1, {"loss": mean}, rate)
-    if mean > 2 * (guess := math.log(len(feed.classes))) > 0:
+    known = {"feature_norm": float(test.norm(dim=1).mean())}
+    known |= {"train_images": len(chosen.train), "test_images": len(chosen.test)}
+    return {
+        one: _worth(layer, means[one], test, chosen.test_labels, len(feed.classes), display) | known
+        for one, layer in layers.items()
+    }
+
+
+def _worth(linear: Linear, loss: float, test: Tensor, labels: Tensor, classes: int, display: Display) -> dict[str, Any]:
+    """Accuracy of a layer on the test images, and the loss that its training ended with."""
+    if loss > 2 * (guess := math.log(classes)) > 0:
         display.say(
-            f"warning: the probe's loss ended at {mean:.1f}, and guessing has {guess:.1f}: it diverged, and its "
-            f"accuracy says nothing of the backbone; lower --lr ({settings.lr:g}) or give it more epochs"
+            f"warning: the probe's loss ended at {loss:.1f}, and guessing has {guess:.1f}: it diverged, and its "
+            f"accuracy says nothing of the backbone; lower --lr ({linear.settings.lr:g}) or give it more epochs"
         )
     with torch.no_grad():
         scores = linear.layer(test)
-    found = {f"top{k}": accuracy(scores, chosen.test_labels, k) for k in (1, 5)}
-    return found | {"loss": mean, "train_images": len(chosen.train), "test_images": len(chosen.test)}
+    return {f"top{k}": accuracy(scores, labels, k) for k in (1, 5)} | {"loss": loss}
 
 
 def _fresh(
@@ -123,9 +157,17 @@ def _fresh(
 
 
 def _evaluate(
-    kind: str, run: Run, data: str, settings: Settings, device: str, workers: int, again: bool, quiet: bool
+    kind: str,
+    run: Run,
+    data: str,
+    settings: Settings,
+    device: str,
+    workers: int,
+    again: bool,
+    quiet: bool,
+    beside: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Measures, unless the same was measured before, and keeps the record in the run's folder."""
+    """Measures what was not measured before, and keeps each record in the run's folder; returns that of `settings`."""
     where = choose_device(device)
     feed = open_feed(data, where, workers)
     if kind != "transfer" and feed.fingerprint != run.data:
@@ -133,50 +175,75 @@ def _evaluate(
             f"{data} is not what {run.path} learned from: its content has changed since; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
-    path = run.path / "evaluations" / evaluation_name(kind, data, feed.fingerprint, settings)
+    asked = {
+        evaluation_name(kind, data, feed.fingerprint, one): one for one in (settings, *_at_rates(settings, beside))
+    }
+    folder = run.path / "evaluations"
     display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
-    if found := _before(path, again, display):
-        return found
-    # nobody removes the weights meanwhile, nor measures the same
-    with record.locked(run):
-        if found := _before(path, again, display):  # by whoever held it until now
-            return found
-        facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
-        found = facts | _measured(run, feed, settings, path, display)
-        with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
-            record.save_json(path, found)
-    return found
+
+    def missing() -> dict[Path, Settings]:
+        return {folder / name: one for name, one in asked.items() if again or not (folder / name).exists()}
+
+    if missing():
+        # nobody removes the weights meanwhile, nor measures the same
+        with record.locked(run):
+            wanted = missing()  # without what was measured by whoever held it until now
+            facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
+            for path, found in _measured(run, feed, wanted, display).items():
+                with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
+                    record.save_json(path, facts | found)
+    else:
+        display.say(f"measured before: {folder / next(iter(asked))}")
+    first, *rest = [folder / name for name in asked]
+    if not first.exists():
+        raise Stopped("the probe's loss was no number, though that of one beside it was; lower --lr")
+    found = record.read_json(first)
+    return found | ({"beside": _tops(path for path in rest if path.exists())} if rest else {})
 
 
-def _before(path: Path, again: bool, display: Display) -> dict[str, Any] | None:
-    """The record of an evaluation that was made before, unless it is to be made again."""
-    if again or not path.exists():
-        return None
-    display.say(f"measured before: {path}")
-    return record.read_json(path)
+def _tops(paths: Iterable[Path]) -> dict[str, float]:
+    """Top-1 by learning rate."""
+    found = [record.read_json(path) for path in paths]
+    return {f"{one['settings']['lr']:g}": one["top1"] for one in found}
 
 
-def _measured(run: Run, feed: Feed, settings: Settings, path: Path, display: Display) -> dict[str, Any]:
-    """What an evaluation finds, how long it took and where; the backbone must come out of it as it went in."""
+def _at_rates(settings: Settings, rates: Sequence[float]) -> list[Probe]:
+    """The same probe at other learning rates."""
+    return [build(Probe, settings.model_dump() | {"lr": rate}) for rate in rates]
+
+
+def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Display) -> dict[Path, dict[str, Any]]:
+    """What evaluations find, how long they took and where; the backbone must come out of it as it went in."""
+    if not wanted:
+        return {}
     backbone = placed(load_backbone_of(run), feed.device)
-    with disk(path, "nothing was measured yet", then="measure again"):
-        path.parent.mkdir(exist_ok=True)
+    folder = next(iter(wanted)).parent
+    with disk(folder, "nothing was measured yet", then="measure again"):
+        folder.mkdir(exist_ok=True)
     before, begin = fingerprint(backbone), time.monotonic()
     with memory(LOWER), display:
-        found = _measure(backbone, feed, run.settings, settings, display)
+        found = _measure(backbone, feed, run.settings, list(wanted.values()), display)
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
-    facts = {"settings": settings.model_dump(mode="json"), "backbone_sha256": before}
-    return facts | found | {"seconds": time.monotonic() - begin, "environment": record.environment(feed.device)}
+    last = {"seconds": time.monotonic() - begin, "environment": record.environment(feed.device)}
+    return {
+        path: {"settings": one.model_dump(mode="json"), "backbone_sha256": before} | found[one] | last
+        for path, one in wanted.items()
+        if one in found
+    }
 
 
 def _measure(
-    backbone: nn.Module, feed: Feed, trained: Pretrain, settings: Settings, display: Display
-) -> dict[str, Any]:
+    backbone: nn.Module, feed: Feed, trained: Pretrain, several: Sequence[Settings], display: Display
+) -> dict[Settings, dict[str, Any]]:
+    """What each of several probes finds, or nearest neighbours."""
     precision = choose_precision(trained.amp if feed.device.type == "cuda" else "off", feed.device)
-    if isinstance(settings, Probe):
-        return linear_probe(backbone, feed, settings, trained.size, precision, display)
+    probes = [one for one in several if isinstance(one, Probe)]
+    if probes:
+        found = linear_probes(backbone, feed, probes, trained.size, precision, display)
+        return {one: found[one] for one in probes if one in found}
+    (settings,) = several
     assert isinstance(settings, Knn)
     chosen = parts(feed, settings.holdout)
-    found = {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
-    return found | {"neighbours": min(settings.k, len(chosen.train))}
+    top = {"top1": knn_accuracy(backbone, feed, settings, trained.size, precision)}
+    return {settings: top | {"neighbours": min(settings.k, len(chosen.train))}}

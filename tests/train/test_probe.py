@@ -216,6 +216,53 @@ def test_a_result_is_kept_and_found_again(whole, capsys):
     assert first["backbone_sha256"] == fingerprint(load_backbone_of(whole))
 
 
+RATES = (0.05, 0.2, 2.0)
+TOLD = ("top1", "top5", "loss", "feature_norm", "settings")
+
+
+def test_rates_beside_are_the_probes_that_they_are(whole, tmp_path):
+    """Each alone, in a copy of the run, gives the same record, to the last digit."""
+    other = record.open_run(shutil.copytree(whole.path, tmp_path / whole.path.name))
+    shutil.rmtree(other.path / "evaluations", ignore_errors=True)
+    found = ml.probe(other, SHORT, beside=RATES, quiet=True)
+    kept = {one["settings"]["lr"]: one for one in other.evaluations}
+    assert set(kept) == {SHORT.lr, *RATES}
+    assert found["beside"] == {f"{lr:g}": kept[lr]["top1"] for lr in RATES}
+    assert {k: v for k, v in found.items() if k != "beside"} == kept[SHORT.lr]
+    for lr, one in kept.items():
+        alone = ml.probe(whole, SHORT.model_copy(update={"lr": lr}), again=True, quiet=True)
+        assert {name: one[name] for name in TOLD} == {name: alone[name] for name in TOLD}
+
+
+def test_only_rates_that_are_missing_are_measured(whole, monkeypatch, capsys):
+    seen, real = [], probe.linear_probes
+
+    def counted(backbone, feed, several, *rest):
+        seen.append([one.lr for one in several])
+        return real(backbone, feed, several, *rest)
+
+    monkeypatch.setattr(probe, "linear_probes", counted)
+    chosen = ml.Probe(epochs=1, lr=0.11)
+    ml.probe(whole, chosen, beside=(0.12,), quiet=True)
+    found = ml.probe(whole, chosen, beside=(0.12, 0.11, 0.13), quiet=True)
+    assert seen == [[0.11, 0.12], [0.13]]
+    assert set(found["beside"]) == {"0.12", "0.13"}
+    assert ml.probe(whole, chosen, beside=(0.13,))["beside"].keys() == {"0.13"}
+    assert "measured before" in capsys.readouterr().err
+    assert len(seen) == 2
+
+
+def test_a_rate_beside_that_is_too_high_is_left_out(whole, capsys):
+    found = ml.probe(whole, ml.Probe(epochs=2, lr=0.14), beside=(1e38, 0.15))
+    assert set(found["beside"]) == {"0.15"}
+    assert "warning: the probe's loss became nan in epoch 2; lower --lr (1e+38)" in capsys.readouterr().err
+    with pytest.raises(Stopped, match="though that of one beside it was; lower --lr"):
+        ml.probe(whole, ml.Probe(epochs=2, lr=1e38), beside=(0.16,), quiet=True)
+    assert {0.15, 0.16} <= {one["settings"].get("lr") for one in whole.evaluations}
+    with pytest.raises(ValueError, match="lr is -1"):
+        ml.probe(whole, SHORT, beside=(-1,), quiet=True)
+
+
 def test_transfer_is_a_probe_on_other_data(whole, prepared):
     rng = np.random.default_rng(1)
     batch = ml.data.store.Batch(rng.integers(0, 256, (20, 3, 24, 24), dtype=np.uint8), np.arange(20) % 2)

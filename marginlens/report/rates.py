@@ -1,0 +1,91 @@
+"""The table of probes that differ in their learning rate alone.
+
+Which rate suits a linear layer depends on how large the features are, and an effect changes that too. At one rate for
+all, a backbone with smaller features looks worse than it is.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marginlens.report.gather import Gathered
+from marginlens.report.grids import Grid, Item, Piece, measure, noted, number, say
+from marginlens.report.seen import Seen
+from marginlens.runs.fields import apart, diverged, odd
+from marginlens.train.config import PROBE_RECIPES, Probe
+
+Series = dict[float, dict[str, Any]]
+"""Probes by their learning rate, the same in all else."""
+
+
+def series(seen: Seen) -> dict[str, Series]:
+    """A run's probes at two learning rates or more, by all that they share."""
+    found: dict[str, Series] = {}
+    for one in seen.evaluations:
+        if one["kind"] != "knn":
+            rest = {name: value for name, value in one["settings"].items() if name != "lr"}
+            shared = json.dumps([one["kind"], one["data"], one["data_fingerprint"], rest], sort_keys=True)
+            found.setdefault(shared, {})[float(one["settings"]["lr"])] = one
+    return {shared: dict(sorted(probes.items())) for shared, probes in found.items() if len(probes) > 1}
+
+
+def beside(seen: Seen) -> list[dict[str, Any]]:
+    """Probes that stand in this table alone: at another rate than the recipe's, beside one at the recipe's."""
+    return [
+        one
+        for probes in series(seen).values()
+        if any("lr" not in odd(other) for other in probes.values())
+        for one in probes.values()
+        if "lr" in odd(one)
+    ]
+
+
+def rates_grid(gathered: Gathered) -> Grid:
+    """A row for the seeds of a setting and a kind of probe, a column for each learning rate."""
+    groups: dict[tuple[str, str, int, str], list[tuple[Seen, Series]]] = {}
+    for seen in gathered.runs:
+        shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
+        for kind, probes in series(seen).items():
+            groups.setdefault((shared, seen.run.data, seen.run.numerics, kind), []).append((seen, probes))
+    rates = sorted({rate for group in groups.values() for _, probes in group for rate in probes})
+    about = (
+        "Top-1 by the learning rate of the linear layer; all layers of a run saw the same crops. Small features need a "
+        "higher rate: at one rate for all, part of a difference between two backbones is their features' size. The "
+        "feature norm is the mean over the images that were tested on."
+    )
+    head = ("runs", "pre-training", "evaluation", "feature norm", *(f"lr {rate:g}" for rate in rates), "highest at")
+    return Grid("rates", "The probe's learning rate", about, head, [_row(group, rates) for group in groups.values()])
+
+
+def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
+    group = sorted(group, key=lambda held: (held[0].settings.seed, held[0].entry.name))
+    (first, probes), chosen = group[0], group[0][0].settings
+    besides = apart(chosen)
+    about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
+    one = next(iter(probes.values()))
+    norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
+    norm = statistics.fmean(norms) if norms else None
+    tops = {rate: [held[rate] for _, held in group if rate in held] for rate in rates}
+    means = {rate: statistics.fmean(known["top1"] for known in found) for rate, found in tops.items() if found}
+    cells = [_mean(tops[rate], len(group), first) for rate in rates]
+    best = max(means, key=means.__getitem__)
+    runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))
+    size = say("" if norm is None else f"{norm:.2f}", sort=norm)
+    return runs, say(about), say(_evaluation(one)), size, *cells, say(f"{best:g}", sort=best)
+
+
+def _mean(found: Sequence[Mapping[str, Any]], seeds: int, first: Seen) -> Item:
+    if not found:
+        return Item()
+    numbers = [known["top1"] for known in found]
+    mean, std = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
+    return say(noted(number(mean, std), len(found), seeds, sum(map(diverged, found))), first, mean)
+
+
+def _evaluation(one: Mapping[str, Any]) -> str:
+    """What was measured, without the learning rate."""
+    usual = Probe(**PROBE_RECIPES.get(one["data"], {})).lr
+    return measure({**one, "settings": {**one["settings"], "lr": usual}})

@@ -1,0 +1,97 @@
+"""Probes that differ in their learning rate alone have a table of their own, and stand nowhere else."""
+
+import json
+
+import pytest
+
+from marginlens.paper import TABLES
+from marginlens.report.gather import gather
+from marginlens.report.others import others_grid
+from marginlens.report.page import page
+from marginlens.report.rates import rates_grid
+from marginlens.report.tables import grids
+from marginlens.runs.store import scan
+from tests.report.folders import CONTENT, evaluate, write_run
+
+
+def rates(path, tops, data="cifar100", kind="probe", **settings):
+    for rate, top1 in tops.items():
+        evaluate(path, kind, data, CONTENT[data], top1, {"lr": rate, **settings})
+
+
+def read(store):
+    return gather(scan(store), TABLES)
+
+
+def texts(grid):
+    return [dict(zip(grid.head, (item.text for item in row), strict=True)) for row in grid.rows]
+
+
+@pytest.fixture
+def store(tmp_path):
+    for seed in (0, 1):
+        path = write_run(tmp_path, data="cifar100", seed=seed, probe=60.0 + seed)
+        rates(path, {0.1: 40.0 + seed, 10.0: 64.0 + 3 * seed})
+        rates(path, {1.0: 78.0, 10.0: 80.0}, data="cifar10", kind="transfer")
+    path = write_run(tmp_path, data="cifar100", effect="emphasis(s=7)", bn_splits=8, probe=65.0)
+    rates(path, {10.0: 64.5})
+    rates(path, {1.0: 50.0}, holdout=5000)
+    return tmp_path
+
+
+def test_a_row_for_the_seeds_of_a_setting_and_a_kind_of_probe(store):
+    found = {(row["pre-training"], row["evaluation"]): row for row in texts(rates_grid(read(store)))}
+    assert set(found) == {
+        ("mocov3 cifar100 plain, 200 epochs", "probe cifar100"),
+        ("mocov3 cifar100 plain, 200 epochs", "transfer cifar10"),
+        ("mocov3 cifar100 emphasis(s=7), 200 epochs, bn_splits=8", "probe cifar100"),
+    }
+    plain = found["mocov3 cifar100 plain, 200 epochs", "probe cifar100"]
+    assert plain["runs"] == "seed 0, seed 1"
+    assert (plain["lr 0.1"], plain["lr 1"], plain["lr 10"]) == ("40.50 ± 0.71", "60.50 ± 0.71", "65.50 ± 2.12")
+    assert plain["highest at"] == "10"
+    strong = found["mocov3 cifar100 emphasis(s=7), 200 epochs, bn_splits=8", "probe cifar100"]
+    assert (strong["lr 0.1"], strong["lr 1"], strong["highest at"]) == ("", "65.00", "1")
+
+
+def test_a_seed_that_lacks_a_rate_is_said(store):
+    path = next(store.glob("*plain-seed1*"))
+    for file in (path / "evaluations").glob("probe-*"):
+        if json.loads(file.read_text())["settings"]["lr"] == 0.1:
+            file.unlink()
+    rows = {(row["pre-training"], row["evaluation"]): row for row in texts(rates_grid(read(store)))}
+    assert rows["mocov3 cifar100 plain, 200 epochs", "probe cifar100"]["lr 0.1"] == "40.00 (1 of 2 seeds)"
+
+
+def test_the_size_of_the_features_is_shown_where_it_is_known(store):
+    assert {row["feature norm"] for row in texts(rates_grid(read(store)))} == {""}
+    for seed, norm in ((0, 1.5), (1, 2.5)):
+        for file in next(store.glob(f"*plain-seed{seed}*")).glob("evaluations/probe-*"):
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"feature_norm": norm}))
+    assert [row["feature norm"] for row in texts(rates_grid(read(store)))].count("2.00") == 1
+
+
+def test_other_tables_have_the_recipe_s_rate_alone(store):
+    gathered = read(store)
+    head = others_grid(gathered).head
+    assert "probe cifar100" in head
+    assert "probe cifar100 (holdout 5000)" in head
+    assert not any("lr" in name for name in head)
+    line = next(line for line in gathered.lines["tab2"] if line.cell.path == "MoCo/CIFAR100/plain")
+    assert sorted(value.top1 for value in line.values) == [60.0, 61.0]
+
+
+def test_a_probe_at_another_rate_by_itself_is_not_lost(tmp_path):
+    path = write_run(tmp_path, data="cifar100", effect="emphasis(s=7)")
+    rates(path, {3.0: 61.0})
+    assert not rates_grid(read(tmp_path)).rows
+    assert texts(others_grid(read(tmp_path)))[0]["probe cifar100 (lr 3.0)"] == "61.00"
+
+
+def test_only_a_report_that_has_it_shows_it(store, tmp_path_factory):
+    assert [grid.key for grid in grids(read(store))].count("rates") == 1
+    assert page(read(store), ["runs"]).count('href="#rates"') == 1
+    empty = tmp_path_factory.mktemp("other")
+    write_run(empty, data="cifar100", probe=60.0)
+    assert "rates" not in [grid.key for grid in grids(read(empty))]
+    assert "#rates" not in page(read(empty), ["runs"])
