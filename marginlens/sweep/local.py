@@ -1,4 +1,4 @@
-"""Jobs on this machine: a process each, one after another, or several at once on each GPU or on the CPU's cores."""
+"""Jobs on this machine: one after another, or several at once on each GPU or on the CPU's cores, each in a process."""
 
 from __future__ import annotations
 
@@ -67,10 +67,12 @@ def run_local(
 ) -> Iterator[Outcome]:
     """Does the steps in their order, and yields how each ended; those that were not begun when `ending` are left.
 
-    One that another process holds is looked at again when the others have ended. Whatever ends this, its children end
-    with it.
+    A slot keeps its worker, which has started up and found the fastest algorithms, for the next step; unless its step
+    ended in any way but done. A step that another process holds is looked at again when the others have ended. Whatever
+    ends this, its children end with it.
     """
-    waiting, free, held = deque(steps), list(slots), set[int]()
+    waiting, held = deque(steps), set[int]()
+    free: list[tuple[Slot, Child | None]] = [(slot, None) for slot in slots]
     running: dict[Child, tuple[Slot, Step]] = {}
     try:
         while running or (waiting and not ending()):
@@ -82,10 +84,9 @@ def run_local(
                     if not step.due:
                         yield _meanwhile(step)
                         continue
-                slot = free.pop(0)
+                slot, worker = free.pop(0)
                 say(f"[{step.number}] {step.name}")
-                own = where.model_copy(update={"device": slot.device, "fingerprints": dict(step.fingerprints)})
-                running[Child(step.number, step.left, own, slot.environment)] = slot, step
+                running[_begun(step, where, slot, worker)] = slot, step
             if ending():
                 for child in running:
                     child.ask(grace)
@@ -93,10 +94,12 @@ def run_local(
                 ended = child.ended  # asked before its lines are read: its last ones are among them
                 for line in child.lines():
                     say(f"[{child.number}] {line}")
-                if ended:
+                if ended or child.free:
                     slot, step = running.pop(child)
-                    free.append(slot)
                     outcome = child.outcome()
+                    free.append((slot, child if child.free and waiting else None))
+                    if child.free and not waiting:
+                        child.close()
                     if outcome.state == "blocked" and step.number not in held:
                         say(f"[{step.number}] comes last: {outcome.line}")
                         held.add(step.number)
@@ -106,9 +109,20 @@ def run_local(
             if running:
                 wait(list(running), _POLL)
     finally:
-        for child in running:
-            child.kill()
-            child.outcome()
+        for child in [*running, *(worker for _, worker in free if worker is not None)]:
+            child.close()
+
+
+def _begun(step: Step, where: Where, slot: Slot, worker: Child | None) -> Child:
+    """The step's child: the worker that the slot has kept, or a new one."""
+    own = where.model_copy(update={"device": slot.device, "fingerprints": dict(step.fingerprints)})
+    if worker is not None and worker.ended:  # killed while it waited
+        worker.close()
+        worker = None
+    if worker is None:
+        return Child(step.number, step.left, own, slot.environment, again=True)
+    worker.give(step.number, step.left, own)
+    return worker
 
 
 def _meanwhile(step: Step) -> Outcome:

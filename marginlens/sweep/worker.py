@@ -1,12 +1,16 @@
-"""`python -m marginlens.sweep.worker`: does one job, which comes as a line of JSON on standard input.
+"""`python -m marginlens.sweep.worker`: does jobs, each of which comes as a line of JSON on standard input.
 
-How it ended is one line of JSON on standard output; what it says while it works goes to standard error. The end of
-standard input asks it to stop: it comes when the parent wants so, and also when the parent is no longer there.
+How a job ended is one line of JSON on standard output; what is said while it is done goes to standard error, all of it
+before that line. A request that says `again` keeps the process for another job: on a GPU it is long before a new one
+has compiled kernels and chosen algorithms. Not after a job that failed or was stopped: nobody knows what that left
+behind. The end of standard input asks it to stop: it comes when the parent wants so, and also when the parent is no
+longer there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -16,29 +20,50 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
+
+import torch
 
 GRACE = 60.0
 """Seconds that a worker has to write a checkpoint when it was asked to end."""
 
 
 def main() -> int:
-    """Does the job, and returns the exit code."""
+    """Does jobs while they come, and returns the last one's exit code."""
     out = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to standard error
     sys.stdout = sys.stderr = _Unheard(os.fdopen(2, "wb", closefd=False), line_buffering=True)
-    request, ended = json.loads(_first_line()), threading.Event()
-    threading.Thread(target=_watch, args=(ended,), daemon=True).start()
-    signal.signal(signal.SIGTERM, _stop)
-    found = _perform(request, ended)
-    with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
-        os.write(out, json.dumps(found).encode() + b"\n")
-    return int(found["code"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # outside of a job: an answer is not to be lost
+    requests: SimpleQueue[bytes] = SimpleQueue()
+    ended, code = threading.Event(), 2
+    threading.Thread(target=_watch, args=(requests, ended), daemon=True).start()
+    while line := requests.get():
+        request = json.loads(line)
+        found = _perform(request, ended)
+        code = int(found["code"])
+        found["again"] = bool(request.get("again")) and not code and _let_go()
+        sys.stderr.flush()
+        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+            os.write(out, json.dumps(found).encode() + b"\n")
+        if not found["again"]:
+            break
+    return code
 
 
 def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
+    """Does a job, or as much of it as SIGTERM lets it."""
+    try:
+        with _stoppable(ended):
+            return _attempt(request, ended)
+    except (KeyboardInterrupt, _Stop):
+        return {"code": 143, "run": "", "line": "stopped; the same command goes on where it was"}
+
+
+def _attempt(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
     """The run's folder, or one line that says why there is none to look at, and an exit code."""
+    _name_part("")
     try:
         from marginlens import __version__
         from marginlens.sweep.job import Job, Where, perform
@@ -56,17 +81,31 @@ def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
             return ended.is_set()
 
         _name_part("pre-training")
-        path = perform(job, where.pop("runs"), ended=between, **where)
+        with torch.random.fork_rng(devices=[]):  # the next job finds the generator as a new process does
+            path = perform(job, where.pop("runs"), ended=between, **where)
         return {"code": 0, "run": str(path), "line": ""}
     except ValueError as error:
         return {"code": getattr(error, "code", 2), "run": "", "line": str(error)}
-    except (KeyboardInterrupt, _Stop):
-        return {"code": 143, "run": "", "line": "stopped; the same command goes on where it was"}
     except Exception as error:
         if isinstance(code := getattr(error, "code", None), int):  # a run that stopped, and says why
             return {"code": code, "run": "", "line": str(error)}
         traceback.print_exc()
         return {"code": 1, "run": "", "line": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def _let_go() -> bool:
+    """Frees what the job held, also of the GPU; whether this process can do another."""
+    gc.collect()  # what refers to itself, and with it captured graphs, which hold memory of their own
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was used, and every job makes new streams
+        torch.cuda.empty_cache()
+    except RuntimeError:  # the job is done, whatever came after it
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _check_data(names: Sequence[str], fingerprints: Mapping[str, str]) -> None:
@@ -121,21 +160,25 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise _Stop
 
 
-def _first_line() -> bytes:
-    """Read byte by byte: what follows the line is for the watcher."""
-    held = b""
-    while not held.endswith(b"\n"):
-        if not (more := os.read(0, 1)):
-            sys.exit(2)
-        held += more
-    return held
+@contextlib.contextmanager
+def _stoppable(ended: threading.Event) -> Iterator[None]:
+    """SIGTERM stops what is done in here, and one that came too early for that does, too."""
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        if ended.is_set():  # which is said before the signal: one of both is seen
+            raise _Stop
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _watch(ended: threading.Event) -> None:
-    """Waits for the end of standard input, then stops this process as SIGTERM would; for good after the grace."""
-    while os.read(0, 1):
-        pass
+def _watch(requests: SimpleQueue[bytes], ended: threading.Event) -> None:
+    """Passes on what is asked for. At its end stops this process as SIGTERM would; for good after the grace."""
+    with open(0, "rb", buffering=0, closefd=False) as asked:
+        for line in asked:
+            requests.put(line)
     ended.set()
+    requests.put(b"")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(143)

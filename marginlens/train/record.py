@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,12 @@ def _triple(values: Any) -> Triple:
     return red, green, blue
 
 
+@cache
 def _commit() -> str:
-    """The commit of the package's own checkout, with a + where files were changed; '' when it is not in one."""
+    """The commit of the package's own checkout, with a + where files were changed; '' when it is not in one.
+
+    Asked once: a process runs the code that it has loaded, whatever is committed meanwhile.
+    """
     ask = ["git", "-C", str(Path(marginlens.__file__).parent)]
     describe = [*ask, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:

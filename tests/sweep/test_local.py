@@ -1,53 +1,61 @@
 """The executor of this machine: every way in which a child can end, and every way in which the parent can."""
 
+import gc
+import json
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 import marginlens
 from marginlens.data import shapes, store
+from marginlens.nets import fast
 from marginlens.runs.store import scan
 from marginlens.sweep import child, local, plan, worker
-from marginlens.sweep.job import Where
-from marginlens.train.record import locked
-from tests.sweep.conftest import job, made
+from marginlens.sweep.job import Job, Where, evaluate
+from marginlens.train import record
+from marginlens.train.record import locked, open_run
+from tests.sweep.conftest import job, made, small
 from tests.train.conftest import wait_for
 
 FAKE = """
 import json, os, signal, sys, time
-request = json.loads(sys.stdin.readline())
-seed, folder = request["job"]["settings"]["seed"], request["where"]["runs"]
 def note(what):
     with open(os.path.join(folder, "log"), "a") as file:
         file.write(f"{what} {seed} {os.getpid()}\\n")
-note("begin")
-print("working", file=sys.stderr, flush=True)
-kind = request["job"]["settings"]["tau"]
-if kind == 1.0:
-    os.kill(os.getpid(), signal.SIGKILL)
-if kind == 2.0:
-    sys.exit("Killed by a bad import")
-if kind == 3.0:
-    print(json.dumps({"code": 1, "run": "", "line": "no space left to write x; free some space"}))
-    sys.exit(1)
-if kind == 4.0:
-    time.sleep(600)
-if kind == 5.0:
-    sys.stdin.read()
-    print(json.dumps({"code": 143, "run": "", "line": "stopped"}))
-    sys.exit(143)
-if kind == 6.0 and open(os.path.join(folder, "log")).read().count(f"begin {seed} ") == 1:
-    print(json.dumps({"code": 75, "run": "", "line": "x is in use by process 1; wait for it"}))
-    sys.exit(75)
-time.sleep(0.2)
-note("end")
-print("last words", file=sys.stderr, end="")
-print(json.dumps({"code": 0, "run": folder, "line": ""}))
+def answer(code, line="", again=False):
+    print(json.dumps({"code": code, "run": folder, "line": line, "again": again}), flush=True)
+    if not again:
+        sys.exit(code)
+for line in sys.stdin:
+    request = json.loads(line)
+    seed, folder = request["job"]["settings"]["seed"], request["where"]["runs"]
+    note("begin")
+    print("working", file=sys.stderr, flush=True)
+    kind = request["job"]["settings"]["tau"]
+    if kind == 1.0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == 2.0:
+        sys.exit("Killed by a bad import")
+    if kind == 3.0:
+        answer(1, "no space left to write x; free some space")
+    if kind == 4.0:
+        time.sleep(600)
+    if kind == 5.0:
+        sys.stdin.read()
+        answer(143, "stopped")
+    if kind == 6.0 and open(os.path.join(folder, "log")).read().count(f"begin {seed} ") == 1:
+        answer(75, "x is in use by process 1; wait for it")
+    time.sleep(0.2)
+    note("end")
+    print(f"of seed {seed}\\nlast words of seed {seed}", file=sys.stderr, end="", flush=True)
+    answer(0, again=request["again"])
 """
 FINE, CRASHES, SILENT, FULL, HANGS, WAITS, LOCKED = 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 
@@ -82,7 +90,48 @@ def test_one_after_another(fake):
     assert [(o.number, o.state) for o in found] == [(1, "done"), (2, "done"), (3, "done")]
     assert [(what, seed) for what, seed, _ in fake.log()] == [(w, s) for s in "012" for w in ("begin", "end")]
     assert "[2] working" in fake.lines
-    assert all(o.seconds > 0.2 for o in found)
+    assert all(0.2 < o.seconds < 20 for o in found)
+
+
+def test_a_worker_does_what_comes_next_unless_its_job_was_not_done(fake):
+    found = list(fake(FINE, FINE, FULL, FINE, CRASHES, FINE, LOCKED, FINE))
+    assert [o.number for o in found if o.state == "done"] == [1, 2, 4, 6, 8, 7]
+    assert [o.number for o in found if o.crashed] == [5]  # and not the one that its process had done before
+    begun = [(int(seed) + 1, pid) for what, seed, pid in fake.log() if what == "begin"]
+    together = [[number for number, own in begun if own == pid] for pid in dict.fromkeys(pid for _, pid in begun)]
+    assert together == [[1, 2, 3], [4, 5], [6, 7], [8, 7]]
+    assert not any(alive(pid) for _, pid in begun)
+
+
+def test_a_slot_keeps_its_worker_to_itself(fake):
+    list(fake(*[FINE] * 6, at_once=2))
+    assert len({pid for _, _, pid in fake.log()}) == 2
+
+
+def test_what_a_worker_says_is_of_the_job_that_it_is_at(fake, monkeypatch):
+    """Also what it says just before its answer: here all of it comes between two looks at its pipes."""
+    honest = child._available
+
+    def slow(end):
+        found = honest(end)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(child, "_available", slow)
+    list(fake(FINE, FINE, FINE))
+    for number in (1, 2, 3):
+        said = [line.partition(" ")[2] for line in fake.lines if line.startswith(f"[{number}] ")]
+        assert said[1:] == ["working", f"of seed {number - 1}", f"last words of seed {number - 1}"]
+
+
+def test_a_worker_that_was_killed_while_it_waited_is_replaced(fake):
+    run = fake(FINE, FINE)
+    assert next(run).state == "done"
+    (pid,) = {pid for _, _, pid in fake.log()}
+    os.kill(int(pid), signal.SIGKILL)
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert [o.state for o in run] == ["done"]
+    assert len({pid for _, _, pid in fake.log()}) == 2
 
 
 def test_two_at_once(fake):
@@ -133,6 +182,12 @@ def test_asked_to_end_they_do_and_nothing_new_begins(fake):
     assert sorted((o.number, o.state) for o in found) == [(1, "stopped"), (2, "stopped")]
 
 
+def test_asked_to_end_in_its_second_job_a_worker_does(fake):
+    found = list(fake(FINE, WAITS, FINE, ending=after(fake, 2)))
+    assert [(o.number, o.state) for o in found] == [(1, "done"), (2, "stopped")]
+    assert len({pid for _, _, pid in fake.log()}) == 1
+
+
 def test_one_that_does_not_end_is_killed(fake):
     begin = time.monotonic()
     (found,) = list(fake(HANGS, ending=after(fake, 1), grace=0.5))
@@ -147,23 +202,136 @@ def test_whatever_ends_the_parent_ends_its_children(fake):
     assert next(run).number == 2
     pid = wait_for(lambda: next((pid for _, seed, pid in fake.log() if seed == "0"), ""))
     assert alive(pid)
+    assert not any(alive(pid) for _, seed, pid in fake.log() if seed == "1")  # there was nothing more for it to do
     run.close()
     assert not alive(pid)
 
 
-def test_a_worker_ends_when_its_parent_is_gone(tmp_path):
+def test_whatever_ends_the_parent_ends_a_worker_that_waits(fake):
+    run = fake(FINE, FINE)
+    next(run)
+    ((_, _, pid), *_) = fake.log()
+    assert alive(pid)
+    run.close()
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_worker_ends_when_its_parent_is_gone(tmp_path, before):
     """The real one: all of its pipes break, as they do when the parent is killed, and it writes a checkpoint."""
-    orphan = child.Child(1, job(epochs=500), Where(runs=str(tmp_path), device="cpu"), {"OMP_NUM_THREADS": "1"})
-    wait_for(lambda: list(tmp_path.glob("*/metrics.jsonl")))
+    where, long = Where(runs=str(tmp_path), device="cpu"), job(epochs=500, seed=7)
+    first = job(epochs=1, probe=False) if before else long
+    orphan = child.Child(1, first, where, {"OMP_NUM_THREADS": "1"}, again=True)
+    if before:
+        wait_for(lambda: (orphan.lines(), orphan.free)[1])
+        assert orphan.outcome().state == "done"
+        orphan.give(2, long, where)
+    wait_for(lambda: list(tmp_path.glob("*-seed7-*/metrics.jsonl")))
     for pipe in (orphan.process.stderr, orphan.process.stdout):
         pipe.close()
     time.sleep(1.0)  # a line or two that nobody hears
     orphan.process.stdin.close()
     wait_for(lambda: orphan.ended)
     assert orphan.process.returncode == 143
-    (entry,) = scan(tmp_path)
+    assert [entry.state for entry in scan(tmp_path)].count("complete") == before
+    (entry,) = [entry for entry in scan(tmp_path) if entry.state != "complete"]
     assert (entry.state, entry.weights) == ("interrupted", True)
     assert entry.epochs_done > 1
+
+
+def test_jobs_in_one_process_end_as_in_a_process_each(tmp_path):
+    """Bit for bit: weights, metrics and what was measured. A job's parts are named, and nothing of the one before."""
+    evaluations = (evaluate("probe", "shapes", 2), evaluate("transfer", "shapes", 3))
+    ways = {"effect": "emphasis(s=5)", "seed": 3, "method": "simclr"}, {"seed": 4}, {"seed": 4, "method": "byol"}
+    jobs = [Job(settings=small(**way), evaluations=evaluations) for way in ways]
+    lines, own = [], {"OMP_NUM_THREADS": "1"}
+    steps, where = plan.make_plan(jobs, tmp_path / "one", {}), Where(runs=str(tmp_path / "one"), device="cpu")
+    found = list(local.run_local(steps, where, [local.Slot("cpu", own)], lambda: False, lines.append))
+    assert [o.state for o in found] == ["done"] * 3
+    folders = [Path(o.run) for o in found]
+    assert len({(folder / "lock").read_text() for folder in folders}) == 1  # which names the process
+    for number in (1, 2, 3):
+        said = [line.partition("] ")[2].partition(" epoch")[0] for line in lines if line.startswith(f"[{number}] ")]
+        assert [part for part in said if part in NAMED] == [NAMED[0]] * 2 + [NAMED[1]] * 2 + [NAMED[2]] * 3
+    alone = where.model_copy(update={"runs": str(tmp_path / "each")})
+    for some, folder in list(zip(jobs, folders, strict=True))[1:]:  # the first had a new process anyway
+        other = child.Child(1, some, alone, own)
+        wait_for(lambda: other.ended)
+        assert other.lines()
+        assert other.outcome().state == "done"
+        assert results(folder) == results(tmp_path / "each" / folder.name)
+
+
+NAMED = ("pre-training", "probe", "transfer to shapes")
+
+
+def results(folder):
+    """What a run computed, without how long it took and where; a checkpoint's name is a hash of that, too."""
+    timed = ("seconds", "images_per_second", "environment", "checkpoint")
+    found = {"metrics": (folder / "metrics.jsonl").read_bytes()}
+    for path in (folder / "result.json", *sorted((folder / "evaluations").iterdir())):
+        found[path.name] = {key: value for key, value in json.loads(path.read_text()).items() if key not in timed}
+    tensors = open_run(folder).checkpoint().tensors
+    return found | {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def test_a_job_leaves_nothing_behind(tmp_path):
+    """Measured around a second job: the first one loads modules, and fills what is kept for good."""
+
+    def state():
+        assert worker._let_go()
+        held = [x.nbytes for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+        flags = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled()
+        kept = fast.on(), record._KEPT.get(), torch.get_num_threads(), torch.get_default_dtype(), *flags
+        signals = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        random = torch.get_rng_state().tolist()
+        return sorted(os.listdir("/proc/self/fd")), sum(held), kept, signals, random, dict(os.environ), os.getcwd()
+
+    found = []
+    for seed in (0, 1):
+        some = Job(settings=small(seed=seed, epochs=1), evaluations=(evaluate("probe", "shapes", 1),))
+        request = {"version": marginlens.__version__, "job": some.model_dump(mode="json")}
+        where = Where(runs=str(tmp_path), device="cpu").model_dump(mode="json")
+        assert worker._perform(request | {"where": where}, threading.Event())["code"] == 0
+        found.append(state())
+    assert found[0] == found[1]
+
+
+def test_what_a_job_draws_changes_no_other(tmp_path, monkeypatch):
+    def perform(job, runs, **more):
+        torch.rand(3)
+        return Path(runs)
+
+    monkeypatch.setattr("marginlens.sweep.job.perform", perform)
+    request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}
+    before = torch.get_rng_state()
+    where = Where(runs=str(tmp_path)).model_dump(mode="json")
+    assert worker._perform(request | {"where": where}, threading.Event())["code"] == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_job_that_was_given_just_before_the_end_is_not_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "_attempt", lambda request, ended: pytest.fail("it was begun"))
+    ended, before = threading.Event(), signal.getsignal(signal.SIGTERM)
+    ended.set()
+    assert worker._perform({}, ended)["code"] == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_whose_gpu_is_broken_does_no_other_job(monkeypatch):
+    calls = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr("torch._C._cuda_clearCublasWorkspaces", lambda: calls.append("clear"), raising=False)
+    assert worker._let_go()
+    assert calls == ["synchronize", "clear", "empty"]
+
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.synchronize", broken)
+    assert not worker._let_go()
 
 
 def test_a_worker_names_what_it_is_at(tmp_path):
