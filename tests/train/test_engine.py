@@ -25,9 +25,9 @@ from tests.train.conftest import settings
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 CASES = [
     ("mocov3", {}),
-    ("byol", {"effect": "margin(m1=0.2)"}),
     ("mocov3", {"bn_splits": 2, "predictor_bn": True}),
     # slow in the interpreter; tests/gpu has the same on a GPU
+    SLOW("byol", {"effect": "margin(m1=0.2)"}),
     SLOW("mocov3", {"clip": 0.3, "decay_all": False, "weight_decay": 0.05, "ema_schedule": "cosine"}),
     SLOW("mocov3", {"effect": "emphasis(s=5, c=2.5) * ratio(m1=0.4)", "symmetric": True, "two_tau": True}),
     ("simclr", {"effect": "margin(m1=0.2, m2=0.1)", "bias": False, "momentum": 0.0}),
