@@ -127,6 +127,13 @@ def share(beta: float) -> float:
     return float(beta)
 
 
+def whole(what: str, value: int) -> int:
+    """Checks a count."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number, at least 1")
+    return value
+
+
 def as_effect(value: EffectLike) -> Effect:
     """An effect, from an effect or its string form."""
     if isinstance(value, str):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
-from marginlens.methods.views import arguments, features_of, pair, splits
+from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import register_effect
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
@@ -50,12 +50,12 @@ class BYOL(nn.Module):
         del self.settings["beta"]
         check_effect(self.settings["effect"])
         register_effect(self, self.settings["effect"])
-        dim, self.bn_splits = features_of(backbone, features, size), splits(bn_splits)
-        count_once(backbone, bn_splits)
+        dim, self.bn_splits = features_of(backbone, features, size), bn_splits
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
         self.predictor = predictor(out, hidden=hidden, last_bn=predictor_bn, bias=bias)
+        count_once(backbone, bn_splits)
         self.teacher = teacher_of(self.student)
         constant_momentum(momentum, 0, 1)  # refuses what is none
         self.momentum, self.symmetric = momentum, symmetric

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
-from marginlens.methods.views import arguments, features_of, pair, splits
+from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import register_effect
 from marginlens.nets.fast import each
 from marginlens.nets.heads import projector
@@ -44,11 +44,11 @@ class SimCLR(nn.Module):
         super().__init__()
         self.settings = arguments(tau, beta, effect, impl)
         register_effect(self, self.settings["effect"])
-        dim, self.bn_splits = features_of(backbone, features, size), splits(bn_splits)
-        count_once(backbone, bn_splits)
+        dim, self.bn_splits = features_of(backbone, features, size), bn_splits
         self.student = nn.ModuleDict(
             {"backbone": backbone, "projector": projector(dim, hidden=hidden, out=out, last_bn=last_bn, bias=bias)}
         )
+        count_once(backbone, bn_splits)
 
     @property
     def backbone(self) -> nn.Module:

@@ -43,10 +43,3 @@ def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if len(strong) != len(weak):
         raise ValueError(f"the views have {len(strong)} and {len(weak)} images; row i of both must show the same image")
     return strong, weak
-
-
-def splits(parts: int) -> int:
-    """Checks into how many parts batch norms see a batch."""
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise ValueError(f"bn_splits is {parts!r}; it must be a whole number, at least 1")
-    return parts

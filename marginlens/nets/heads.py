@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from marginlens.checks import whole
 from marginlens.nets import fast
 
 
@@ -41,8 +42,7 @@ def predictor(dim: int = 128, *, hidden: int = 2048, last_bn: bool = False, bias
 
 def _two_layers(inputs: int, hidden: int, outputs: int, last_bn: bool, bias: bool) -> Head:
     for what, size in (("input", inputs), ("hidden", hidden), ("output", outputs)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"the head's {what} size is {size!r}; it must be a whole number, at least 1")
+        whole(f"the head's {what} size", size)
     head = Head(
         nn.Linear(inputs, hidden, bias=bias),
         nn.BatchNorm1d(hidden),

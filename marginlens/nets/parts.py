@@ -14,12 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from marginlens.checks import whole
 from marginlens.nets.fast import each
+
+
+def divides(parts: int, images: int) -> bool:
+    """Whether images can be cut into so many equal parts of two or more; one part is all of them, however few."""
+    return parts == 1 or (images % parts == 0 and images >= 2 * parts)
 
 
 def part_size(images: int, parts: int) -> int:
     """How many images there are in a part."""
-    if images % parts or (parts > 1 and images < 2 * parts):
+    if not divides(parts, images):
         raise ValueError(f"there are {images} images; bn_splits={parts} must cut them into equal parts of two or more")
     return images // parts
 
@@ -47,6 +53,7 @@ def together(y: Tensor, parts: int) -> Tensor:
 
 def count_once(backbone: nn.Module, parts: int) -> None:
     """Lets the parts of a batch move running statistics as far, together, as the whole batch would."""
+    whole("bn_splits", parts)
     for norm in backbone.modules():
         if parts > 1 and isinstance(norm, _BatchNorm) and norm.momentum is not None:
             norm.momentum /= parts

@@ -52,7 +52,7 @@ class Line:
 
     @property
     def runs(self) -> tuple[Seen, ...]:
-        return tuple(sorted([v.run for v in self.values] + [p.run for p in self.partial], key=_order))
+        return tuple(sorted([v.run for v in self.values] + [p.run for p in self.partial], key=lambda seen: seen.order))
 
     @property
     def mean(self) -> float | None:
@@ -124,10 +124,6 @@ def _read(table: Table) -> Table:
     return replace(table, cells=tuple(read for cell in table.cells for read in readings(cell)))
 
 
-def _order(seen: Seen) -> tuple[int, str]:
-    return seen.settings.seed, seen.entry.name
-
-
 def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Cell, Seen, Label]]:
     """Each pair of a cell and a run that has to do with it.
 
@@ -136,9 +132,8 @@ def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Ce
     """
     index: dict[tuple[str, str], dict[str, list[Seen]]] = {}
     for seen in runs:
-        shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
         groups = index.setdefault((seen.settings.method, seen.settings.effect), {})
-        groups.setdefault(shared, []).append(seen)
+        groups.setdefault(seen.but_seed, []).append(seen)
     known: dict[tuple[str, str], Label | None] = {}
     found: list[tuple[Cell, Seen, Label]] = []
     for cell in (cell for table in tables.values() for cell in table.cells if cell.settings is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ SPREAD = (
     "seeds it had; ours is the sample standard deviation over seeds, and none is given for one seed."
 )
 NOT_RUN = "not run"
+WIDE = ("runs", "pre-training", "label", "why", "in place of", "folder")
+"""Columns of words, which are given more room."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ def noted(text: str, have: int, seeds: int, diverged: int) -> str:
     return f"{text} ({', '.join(said)})" if said else text
 
 
+def mean_of(numbers: Sequence[float], seeds: int, diverged: int, run: Seen) -> Item:
+    """The mean of what some of the seeds have, with its spread; nothing where none has it."""
+    if not numbers:
+        return Item()
+    mean, std = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
+    return say(noted(number(mean, std), len(numbers), seeds, diverged), run, mean)
+
+
 def paper_grid(table: Table, lines: Sequence[Line]) -> Grid:
     """A table of the paper, ours beside it: a row for each of its cells."""
     about = " ".join(part for part in (table.caption, table.note) if part)
@@ -125,11 +136,10 @@ def _paper_row(line: Line) -> tuple[Item, ...]:
 
 
 def _mean(line: Line) -> Item:
-    if line.mean is None:
+    if not line.values:
         return Item()
-    count = len(line.values)
-    text = noted(number(line.mean, line.std), count, count, sum(value.diverged for value in line.values))
-    return say(text, line.values[0].run, line.mean)
+    diverged = sum(value.diverged for value in line.values)
+    return mean_of([value.top1 for value in line.values], len(line.values), diverged, line.values[0].run)
 
 
 def _count(line: Line) -> Item:
@@ -158,9 +168,10 @@ def _places(gathered: Gathered, lines: Sequence[Line]) -> str:
     return "; ".join(f"{name}: {', '.join(cells)}" for name, cells in said.items())
 
 
-def measure(known: Mapping[str, Any]) -> str:
-    """An evaluation in words: its kind, its data, and settings that are not the usual ones."""
-    more = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in odd(known).items())
+def measure(known: Mapping[str, Any], but: Sequence[str] = ()) -> str:
+    """An evaluation in words: its kind, its data, and settings that are not the usual ones, `but` these."""
+    said = {name: value for name, value in odd(known).items() if name not in but}
+    more = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in said.items())
     return f"{known['kind']} {known['data']}" + (f" ({more})" if more else "")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import Grid, Item, Piece, measure, noted, number, say
+from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
 from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import diverged, spelled
@@ -26,8 +25,7 @@ def others_grid(gathered: Gathered) -> Grid:
     runs, said = gathered.others, gathered.labels
     groups: dict[tuple[str, str, int], list[Seen]] = {}
     for seen in runs:
-        shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
-        groups.setdefault((shared, seen.run.data, seen.run.numerics), []).append(seen)
+        groups.setdefault(seen.family, []).append(seen)
     firsts = [group[0] for group in groups.values()]
     fields, same = _differing(firsts)
     targets = {(one["data"], one["data_fingerprint"]) for seen in runs for one in seen.evaluations}
@@ -36,7 +34,7 @@ def others_grid(gathered: Gathered) -> Grid:
     columns = sorted({name for found in results.values() for name in found}, key=lambda n: (n not in _FIRST, n))
     rows = []
     for group in groups.values():
-        group.sort(key=lambda seen: (seen.settings.seed, seen.entry.name))
+        group.sort(key=lambda seen: seen.order)
         row = [_runs(group, results)] + [_setting(group[0], name) for name in fields]
         row += [say(said.get(group[0].key, ""))] + [_mean_of(group, results, name) for name in columns]
         rows.append((*row, _seeds(group)))
@@ -88,12 +86,9 @@ def _results(seen: Seen, several: Collection[str]) -> Results:
 
 def _mean_of(group: Sequence[Seen], results: dict[str, Results], name: str) -> Item:
     """Over the seeds that have it, with how many these are where some have not."""
-    have = [seen for seen in group if name in results[seen.key]]
-    if not have:
-        return Item()
-    numbers, bad = zip(*(results[seen.key][name] for seen in have), strict=True)
-    mean, std = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
-    return say(noted(number(mean, std), len(have), len(group), sum(bad)), have[0], mean)
+    found = [(seen, *results[seen.key][name]) for seen in group if name in results[seen.key]]
+    first = found[0][0] if found else group[0]
+    return mean_of([top for _, top, _ in found], len(group), sum(bad for _, _, bad in found), first)
 
 
 def _seeds(group: Sequence[Seen]) -> Item:

@@ -17,6 +17,7 @@ from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import (
     NOT_RUN,
     SPREAD,
+    WIDE,
     Grid,
     Item,
     Piece,
@@ -30,21 +31,14 @@ from marginlens.report.sections import curves, section, stands
 from marginlens.report.seen import Seen
 
 _NUMBERS = ("published", "ours", "difference", "seeds", "cells", "run", "partial", "looks")
-_CLASSES = {
-    "runs": "wide",
-    "pre-training": "wide",
-    "in place of": "wide",
-    "label": "wide",
-    "why": "wide",
-    "folder": "wide",
-}
 
 
 def page(gathered: Gathered, stores: Iterable[str]) -> str:
     """The whole page."""
     parts = [_table_section(gathered, key) for key in gathered.tables]
     parts.append(_looks(gathered))
-    if (rates := rates_grid(gathered)).rows:
+    rates = rates_grid(gathered)
+    if rates.rows:
         parts.append(_section(rates))
     if gathered.others:
         parts.append(_section(others_grid(gathered)))
@@ -59,7 +53,7 @@ def page(gathered: Gathered, stores: Iterable[str]) -> str:
 <p>{_summary(gathered, stores)}</p>
 <p>"Understanding Contrastive Learning Through the Lens of Margins" (arXiv 2306.11526), and our runs beside it.
 {_e(SPREAD)} A number is a link to its run; of several seeds, to the first.</p></header>
-<main>{_overview(gathered)}{body}</main>
+<main>{_overview(gathered, bool(rates.rows))}{body}</main>
 <script>{SCRIPT}</script>
 </body></html>
 """
@@ -78,8 +72,8 @@ def _summary(gathered: Gathered, stores: Iterable[str]) -> str:
     return f"{count or 'No'} run{'s' * (count != 1)} in {names}{f': {said}' if said else ''}{_e(bad)}."
 
 
-def _overview(gathered: Gathered) -> str:
-    """What has been run of each table, and the way to each part."""
+def _overview(gathered: Gathered, rates: bool) -> str:
+    """What has been run of each table, and the way to each part; `rates`: that of the probes' learning rates too."""
     rows = []
     for key, table in gathered.tables.items():
         lines = gathered.lines[key]
@@ -91,7 +85,7 @@ def _overview(gathered: Gathered) -> str:
         name = f'<a href="#{_e(key)}">{_e(table.name)}</a>'
         rows.append(f"<tr><td>{name}</td><td>{_e(table.title)}</td>{said}</tr>")
     ways = [("looks", "Shorter looks and rehearsals"), ("curves", "Curves"), ("runs", "Runs")]
-    ways += [("rates", "The probe's learning rate")] if rates_grid(gathered).rows else []
+    ways += [("rates", "The probe's learning rate")] if rates else []
     ways += [("others", "All other runs")] if gathered.others else []
     ways += [("unreadable", "Folders that could not be read")] if gathered.bad else []
     nav = "".join(f'<a href="#{key}">{name}</a>' for key, name in ways)
@@ -105,13 +99,11 @@ def _table_section(gathered: Gathered, key: str) -> str:
     grid = paper_grid(table, lines)
     if table.kind != "figure":
         return _section(grid)
-    head = f'<section><h2 id="{_e(key)}">{_e(grid.title)}</h2><p class="about">{_e(grid.about)}</p>'
     if not lines:
-        return f"{head}</section>"
+        return _section(grid, "")
     drawn = figure(table, lines, published=True) or "<p>No point of this figure has been run.</p>"
-    return (
-        f"{head}{drawn}<details><summary>Its {len(lines)} points</summary><div>{_table(grid)}</div></details></section>"
-    )
+    points = f"<details><summary>Its {len(lines)} points</summary><div>{_table(grid)}</div></details>"
+    return _section(grid, drawn + points)
 
 
 def _looks(gathered: Gathered) -> str:
@@ -123,7 +115,7 @@ def _looks(gathered: Gathered) -> str:
     for key, lines in gathered.looks.items():
         if (table := gathered.tables[key]).kind == "figure":
             drawn += [_look(table, label, lines) for label in sorted({line.label for line in lines})]
-    return _section(grid, "".join(drawn))
+    return _section(grid, "".join(drawn) + _table(grid))
 
 
 def _look(table: Table, label: str, lines: Sequence[Line]) -> str:
@@ -157,9 +149,11 @@ def _runs(gathered: Gathered) -> str:
     return f'<section><h2 id="runs">Runs</h2>{tools}<div id="all-runs">{made or "<p>None.</p>"}</div></section>'
 
 
-def _section(grid: Grid, more: str = "") -> str:
+def _section(grid: Grid, body: str | None = None) -> str:
+    """A part of the page: what the grid is about, and a body, which is its table if nothing else is given."""
+    body = _table(grid) if body is None else body
     about = f'<p class="about">{_e(grid.about)}</p>' if grid.about else ""
-    return f'<section><h2 id="{_e(grid.key)}">{_e(grid.title)}</h2>{about}{more}{_table(grid)}</section>'
+    return f'<section><h2 id="{_e(grid.key)}">{_e(grid.title)}</h2>{about}{body}</section>'
 
 
 def _table(grid: Grid) -> str:
@@ -200,7 +194,7 @@ def _empty(row: Sequence[Item]) -> bool:
 
 
 def _cell(name: str, item: Item) -> str:
-    kind = "n" if name in _NUMBERS or item.sort is not None else _CLASSES.get(name, "")
+    kind = "n" if name in _NUMBERS or item.sort is not None else "wide" if name in WIDE else ""
     sort = "" if item.sort is None else f' data-v="{item.sort!r}"'
     title = f' title="{_e(item.note)}"' if item.note else ""
     text = ", ".join(_piece(piece) for piece in item.pieces)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import Grid, Item, Piece, measure, noted, number, say
+from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, diverged, odd
-from marginlens.train.config import PROBE_RECIPES, Probe
 
 Series = dict[float, dict[str, Any]]
 """Probes by their learning rate, the same in all else."""
@@ -45,11 +44,10 @@ def beside(seen: Seen) -> list[dict[str, Any]]:
 
 def rates_grid(gathered: Gathered) -> Grid:
     """A row for the seeds of a setting and a kind of probe, a column for each learning rate."""
-    groups: dict[tuple[str, str, int, str], list[tuple[Seen, Series]]] = {}
+    groups: dict[tuple[tuple[str, str, int], str], list[tuple[Seen, Series]]] = {}
     for seen in gathered.runs:
-        shared = seen.settings.model_copy(update={"seed": 0}).model_dump_json()
         for kind, probes in series(seen).items():
-            groups.setdefault((shared, seen.run.data, seen.run.numerics, kind), []).append((seen, probes))
+            groups.setdefault((seen.family, kind), []).append((seen, probes))
     rates = sorted({rate for group in groups.values() for _, probes in group for rate in probes})
     about = (
         "Top-1 by the learning rate of the linear layer; all layers of a run saw the same crops. Small features need a "
@@ -61,31 +59,21 @@ def rates_grid(gathered: Gathered) -> Grid:
 
 
 def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
-    group = sorted(group, key=lambda held: (held[0].settings.seed, held[0].entry.name))
-    (first, probes), chosen = group[0], group[0][0].settings
+    group = sorted(group, key=lambda held: held[0].order)
+    first, probes = group[0]
+    chosen = first.settings
     besides = apart(chosen)
     about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
     one = next(iter(probes.values()))
     norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
     norm = statistics.fmean(norms) if norms else None
     tops = {rate: [held[rate] for _, held in group if rate in held] for rate in rates}
-    means = {rate: statistics.fmean(known["top1"] for known in found) for rate, found in tops.items() if found}
-    cells = [_mean(tops[rate], len(group), first) for rate in rates]
+    cells = [
+        mean_of([known["top1"] for known in found], len(group), sum(map(diverged, found)), first)
+        for found in tops.values()
+    ]
+    means = {rate: cell.sort for rate, cell in zip(rates, cells, strict=True) if cell.sort is not None}
     best = max(means, key=means.__getitem__)
     runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))
     size = say("" if norm is None else f"{norm:.2f}", sort=norm)
-    return runs, say(about), say(_evaluation(one)), size, *cells, say(f"{best:g}", sort=best)
-
-
-def _mean(found: Sequence[Mapping[str, Any]], seeds: int, first: Seen) -> Item:
-    if not found:
-        return Item()
-    numbers = [known["top1"] for known in found]
-    mean, std = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
-    return say(noted(number(mean, std), len(found), seeds, sum(map(diverged, found))), first, mean)
-
-
-def _evaluation(one: Mapping[str, Any]) -> str:
-    """What was measured, without the learning rate."""
-    usual = Probe(**PROBE_RECIPES.get(one["data"], {})).lr
-    return measure({**one, "settings": {**one["settings"], "lr": usual}})
+    return runs, say(about), say(measure(one, but=("lr",))), size, *cells, say(f"{best:g}", sort=best)

@@ -30,6 +30,21 @@ class Seen:
         return self.run.settings
 
     @property
+    def but_seed(self) -> str:
+        """All its settings but the seed."""
+        return self.settings.model_copy(update={"seed": 0}).model_dump_json()
+
+    @property
+    def family(self) -> tuple[str, str, int]:
+        """What runs share that differ in their seed alone: settings, the data's content, the numerics."""
+        return self.but_seed, self.run.data, self.run.numerics
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """By seed, and then by name."""
+        return self.settings.seed, self.entry.name
+
+    @property
     def complete(self) -> bool:
         return bool(self.entry.result)
 

@@ -12,12 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
+from marginlens.report.grids import SPREAD, WIDE, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
 from marginlens.report.rates import rates_grid
-
-_WIDE = ("runs", "pre-training", "label", "why", "in place of", "folder")
-
 
 MOST_UPRIGHT = 7
 """Columns of a LaTeX table on an upright page."""
@@ -104,7 +101,7 @@ def latex(gathered: Gathered) -> str:
         head = " & ".join(_escape_latex(name) for name in grid.head)
         wide = len(grid.head) > MOST_UPRIGHT
         caption = f"{grid.title}. {grid.about}" if grid.key == "others" else grid.title  # it says what they share
-        widths = "".join("p{0.28\\linewidth}" if name in _WIDE else "l" for name in grid.head)
+        widths = "".join("p{0.28\\linewidth}" if name in WIDE else "l" for name in grid.head)
         if wide:  # on a page on its side, and as broad as that, however many columns there are
             widths = f"p{{\\dimexpr\\linewidth/{len(grid.head)}-2\\tabcolsep\\relax}}" * len(grid.head)
         before = "\\begin{landscape}\\footnotesize\\setlength{\\tabcolsep}{2pt}" if wide else "\\small"

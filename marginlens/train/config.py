@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 import marginlens as ml
 from marginlens.methods import METHODS
 from marginlens.methods.byol import check_effect
+from marginlens.nets.parts import divides
 from marginlens.nets.resnet import ENCODERS, STEMS
 
 SMALLEST, LARGEST = 8, 512
@@ -168,7 +169,7 @@ class Pretrain(Settings):
         if self.warmup >= self.epochs and self.warmup > 0:
             raise ValueError(f"warmup is {self.warmup} of {self.epochs} epochs; it must be shorter")
         fields = type(self).model_fields
-        if self.bn_splits > 1 and (self.batch % self.bn_splits or self.batch < 2 * self.bn_splits):
+        if not divides(self.bn_splits, self.batch):
             raise ValueError(
                 f"bn_splits is {self.bn_splits}; it must cut a batch of {self.batch} into equal parts of two or more"
             )

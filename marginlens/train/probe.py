@@ -235,13 +235,12 @@ def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Di
 
 def _measure(
     backbone: nn.Module, feed: Feed, trained: Pretrain, several: Sequence[Settings], display: Display
-) -> dict[Settings, dict[str, Any]]:
-    """What each of several probes finds, or nearest neighbours."""
+) -> dict[Any, dict[str, Any]]:
+    """What each of several probes finds, or nearest neighbours, by its settings."""
     precision = choose_precision(trained.amp if feed.device.type == "cuda" else "off", feed.device)
     probes = [one for one in several if isinstance(one, Probe)]
     if probes:
-        found = linear_probes(backbone, feed, probes, trained.size, precision, display)
-        return {one: found[one] for one in probes if one in found}
+        return linear_probes(backbone, feed, probes, trained.size, precision, display)
     (settings,) = several
     assert isinstance(settings, Knn)
     chosen = parts(feed, settings.holdout)

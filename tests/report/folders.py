@@ -1,10 +1,9 @@
 """Run folders as a run would have written them, without training."""
 
-import hashlib
 import json
 
 from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, build
-from marginlens.train.identity import evaluation_name, facts, identify, run_name
+from marginlens.train.identity import digits, evaluation_name, facts, identify, run_name
 
 CONTENT = {"cifar10": "c10" * 20, "cifar100": "c100" * 15, "shapes": "5a" * 30}
 ENVIRONMENT = {
@@ -65,7 +64,7 @@ def settle(path, change):
     """Changes a config.json, and makes its id that of what it then holds; the folder and evaluations follow."""
     known = json.loads((path / "config.json").read_text())
     change(known)
-    known["id"] = hashlib.sha256(json.dumps(known["identity"], sort_keys=True).encode()).hexdigest()[:10]
+    known["id"] = digits(known["identity"])
     (path / "config.json").write_text(json.dumps(known))
     for one in (path / "evaluations").glob("*.json"):
         one.write_text(json.dumps(json.loads(one.read_text()) | {"run": known["id"]}))

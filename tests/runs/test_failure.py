@@ -8,28 +8,20 @@ import pytest
 import marginlens as ml
 from marginlens.data.atomic import DataError
 from marginlens.runs.store import examine, scan
-from marginlens.train import engine, record
+from marginlens.train import record
 from marginlens.train.stop import Stopped
-from tests.train.conftest import STEPS, launch, settings, wait_for, words
+from tests.train.conftest import STEPS, ending_before, launch, settings, wait_for, words
 
 QUIET = {"workers": 0, "checkpoint_seconds": 0, "quiet": True}
 
 
 @pytest.fixture
-def failing(monkeypatch, tmp_path):
+def failing(tmp_path):
     """Makes a run that meets an error before the given step; returns its folder."""
 
     def make(error, step=3, **more):
-        def train_step(trainer, views):
-            if trainer.step == step:
-                raise error
-            honest(trainer, views)
-
-        honest = engine.train_step
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "train_step", train_step)
-            with pytest.raises(BaseException, match=r".*"):
-                ml.pretrain(settings(), runs=tmp_path / "runs", **(QUIET | more))
+        with ending_before(step, error), pytest.raises(BaseException, match=r".*"):
+            ml.pretrain(settings(), runs=tmp_path / "runs", **(QUIET | more))
         (path,) = (tmp_path / "runs").iterdir()
         return path
 

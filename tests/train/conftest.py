@@ -71,22 +71,29 @@ class Cut(BaseException):
     """The end of a process that cannot be caught, as near as one process comes to it."""
 
 
+@contextmanager
+def ending_before(step, error):
+    """Training in here meets the error in place of that step."""
+
+    def train_step(trainer, views):
+        if trainer.step == step:
+            raise error
+        honest(trainer, views)
+
+    honest = engine.train_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "train_step", train_step)
+        yield
+
+
 @pytest.fixture
-def interrupted(tmp_path, monkeypatch):
+def interrupted(tmp_path):
     """Makes a run that ends abruptly before the given step, every step before it saved; or goes on with one."""
 
     def make(step, runs=tmp_path / "runs", again=False, **more):
-        def train_step(trainer, views):
-            if trainer.step == step:
-                raise Cut
-            honest(trainer, views)
-
-        honest = engine.train_step
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "train_step", train_step)
-            asked = {"resume": again, "workers": 0, "checkpoint_seconds": 0, "quiet": True}
-            with pytest.raises(Cut):
-                ml.pretrain(settings(**more), runs=runs, **asked)
+        asked = {"resume": again, "workers": 0, "checkpoint_seconds": 0, "quiet": True}
+        with ending_before(step, Cut()), pytest.raises(Cut):
+            ml.pretrain(settings(**more), runs=runs, **asked)
         (path,) = Path(runs).iterdir()
         return ml.open_run(path)
 
