@@ -23,7 +23,7 @@ def partial(where: Path, name: str) -> Iterator[Path]:
     try:
         where.mkdir(parents=True, exist_ok=True)
         _sweep(where, name)
-        folder = where / f".{name}.{_host()}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial"
+        folder = where / f".{name}.{_host()}.{unique()}.partial"
         folder.mkdir()
     except OSError as error:
         raise DataError(f"cannot write to {where} ({error.strerror}); {elsewhere}") from None
@@ -68,6 +68,11 @@ def put(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+def unique() -> str:
+    """For a name that nobody else has: the process, and eight digits."""
+    return f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def flush(file: BinaryIO) -> None:

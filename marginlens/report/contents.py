@@ -7,7 +7,8 @@ from typing import Any
 
 from marginlens.paper import Cell
 from marginlens.report.seen import Seen
-from marginlens.sweep.cells import Label, standing, when
+from marginlens.runs.entry import when
+from marginlens.sweep.cells import Label, standing
 
 Usual = Mapping[tuple[Label, str], str]
 """The content of data that counts in a table, by the kind of its runs and the name of the data."""

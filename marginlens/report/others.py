@@ -9,8 +9,8 @@ from marginlens.report.gather import Gathered
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
 from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
+from marginlens.runs.entry import when
 from marginlens.runs.fields import diverged, spelled
-from marginlens.sweep.cells import when
 from marginlens.train.config import Pretrain
 
 _FIRST = ("loss", "kNN")

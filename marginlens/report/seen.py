@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marginlens.runs.store import Entry
-from marginlens.sweep.cells import when
+from marginlens.runs.entry import Entry, when
 from marginlens.train.config import Pretrain
 from marginlens.train.identity import NUMERICS
 from marginlens.train.record import Run

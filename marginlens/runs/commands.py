@@ -187,7 +187,7 @@ def _added(found: dict[str, Any]) -> str:
 def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:
     """What would be removed: each step with its entry, what of it, and its bytes."""
     chosen = conditions(place.where)
-    before = time.time() - place.older_than * DAY
+    before, asked = time.time() - place.older_than * DAY, kinds or ["failed", "interrupted", "weights"]
     plan = []
     for entry in entries:
         if entry.run is None or not chosen(entry) or (place.older_than and entry.changed > before):
@@ -198,12 +198,10 @@ def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: 
             if entry.state == "running":
                 raise ValueError(f"{entry.path} is running, and is left alone; stop it first")
             what = "run"
-        elif entry.state in ("failed", "interrupted"):
-            what = "run" if entry.state in kinds or not kinds else ""
+        elif entry.state in asked:
+            what = "run"
         else:
-            what = (
-                "weights" if entry.state == "complete" and entry.weights and ("weights" in kinds or not kinds) else ""
-            )
+            what = "weights" if entry.state == "complete" and entry.weights and "weights" in asked else ""
         if what:
             size = entry.size_bytes if what == "run" else entry.weights_bytes
             known = {"path": str(entry.path), "what": what, "state": entry.state, "why": entry.why, "bytes": size}

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,8 +49,7 @@ class Entry:
     @cached_property
     def evaluation_files(self) -> dict[str, dict[str, Any]]:
         """Every probe, kNN and transfer that was measured, by the name of its file."""
-        found = sorted((self.path / "evaluations").glob(EVALUATION_FILES)) if self.run else []
-        return {path.name: read_json(path) for path in found}
+        return self.run.evaluation_files if self.run else {}
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -94,12 +93,12 @@ class Entry:
     @cached_property
     def size_bytes(self) -> int:
         """Of all its files; links are not followed."""
-        return _size(self.path)
+        return size_of(self.path)
 
     @cached_property
     def weights_bytes(self) -> int:
         """Of its checkpoints."""
-        return _size(self.path / "checkpoints")
+        return size_of(self.path / "checkpoints")
 
     @cached_property
     def changed(self) -> float:
@@ -147,15 +146,20 @@ def held(path: Path) -> bool:
     return False
 
 
-def files(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
-    """Relative name and size of every plain file in a folder; links are neither followed nor listed."""
+def files(folder: Path, below: str = "") -> Iterator[str]:
+    """Relative name of every plain file in a folder; links are neither followed nor listed."""
     with os.scandir(folder / below) as found:
         for item in sorted(found, key=lambda item: item.name):
             name = f"{below}{item.name}"
             if item.is_dir(follow_symlinks=False):
                 yield from files(folder, f"{name}/")
             elif item.is_file(follow_symlinks=False):
-                yield name, item.stat(follow_symlinks=False).st_size
+                yield name
+
+
+def when(one: Mapping[str, Any]) -> str:
+    """The time at which an evaluation was made."""
+    return str(one.get("environment", {}).get("time", ""))
 
 
 def _open(path: Path) -> Run:
@@ -192,7 +196,7 @@ def _failure(path: Path) -> str:
     return _first_line(found["line"])
 
 
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
     """Of what is there at this moment: a run at work writes and removes files meanwhile."""
     total = 0
     for below, _, names in os.walk(folder):

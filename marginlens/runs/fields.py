@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import marginlens as ml
-from marginlens.runs.entry import STATES, Entry
+from marginlens.runs.entry import STATES, Entry, when
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, hint, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
 
@@ -189,7 +189,7 @@ def odd(one: Mapping[str, Any]) -> dict[str, Any]:
 def _measured(entry: Entry, kind: str) -> dict[str, Any] | None:
     """The evaluation of a kind that a run is known by: the latest by the recipe, else the latest of the others."""
     found = [one for one in entry.evaluations if one["kind"] == kind and not one["settings"].get("holdout")]
-    return max(found, key=lambda one: (not odd(one), one["environment"]["time"]), default=None)
+    return max(found, key=lambda one: (not odd(one), when(one)), default=None)
 
 
 def _top1(entry: Entry, kind: str) -> float | None:

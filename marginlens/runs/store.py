@@ -10,14 +10,13 @@ import errno
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from marginlens.data.atomic import DataError, partial, put
-from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files
+from marginlens.data.atomic import DataError, partial, put, unique
+from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files, size_of, when
 from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
 from marginlens.train.identity import NEUTRAL_EVALUATION, identify
@@ -63,23 +62,28 @@ def lookup(entries: Iterable[Entry], settings: Pretrain, fingerprint: str = "") 
     return None
 
 
-def evaluation(run: Run, kind: str, data: str, settings: Settings) -> dict[str, Any] | None:
-    """The record of an evaluation if it was measured; the latest, where data of that name changed in between."""
+def evaluation(
+    run: Run, kind: str, data: str, settings: Settings, among: Iterable[dict[str, Any]] | None = None
+) -> dict[str, Any] | None:
+    """The record of an evaluation if it was measured; the latest, where data of that name changed in between.
+
+    `among` the run's evaluations, where they have been read already.
+    """
     wanted = settings.model_dump(mode="json")
     found = [
         one
-        for one in run.evaluations
+        for one in (run.evaluations if among is None else among)
         if (one.get("kind"), one.get("data")) == (kind, data)
         and NEUTRAL_EVALUATION | one["settings"] == NEUTRAL_EVALUATION | wanted
         and (kind == "transfer" or one.get("data_fingerprint") == run.data)
     ]
-    return max(found, key=lambda one: str(one.get("environment", {}).get("time", "")), default=None)
+    return max(found, key=when, default=None)
 
 
 def records(run: Path) -> dict[str, bytes]:
     """Every file of a run but weights, lock, tensorboard's and temporary ones, by its name relative to the folder."""
     try:
-        return {name: (run / name).read_bytes() for name, _ in files(run) if _is_record(name)}
+        return {name: (run / name).read_bytes() for name in files(run) if _is_record(name)}
     except OSError as error:
         raise ValueError(f"{run} cannot be read ({error.strerror})") from None
 
@@ -126,10 +130,10 @@ def drop_weights(run: Run) -> int:
                 f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
             )
         if folder.exists():
-            os.rename(folder, run.path / f".checkpoints.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+            os.rename(folder, run.path / f".checkpoints.{unique()}")
         freed = 0
         for left in _dropped(run.path):  # also what a process left that was killed meanwhile
-            freed += sum(size for _, size in files(left))
+            freed += size_of(left)
             shutil.rmtree(left, ignore_errors=True)
     return freed
 
@@ -145,7 +149,7 @@ def remove(entry: Entry) -> int:
         if now.run is None or (now.run.id, now.state) != (entry.run.id, entry.state):
             raise ValueError(f"{entry.path} is {now.state} by now, and is left alone; look again")
         freed = now.size_bytes
-        aside = entry.path.with_name(f".{entry.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.removed")
+        aside = entry.path.with_name(f".{entry.name}.{unique()}.removed")
         os.rename(entry.path, aside)
         for left in entry.path.parent.glob(".*.removed"):
             shutil.rmtree(left, ignore_errors=True)

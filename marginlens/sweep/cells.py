@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from marginlens.paper import Cell
+from marginlens.runs.entry import when
 from marginlens.sweep.job import Evaluation, Job, evaluate, same
 from marginlens.train.config import RECIPES, Pretrain, Probe, build
 from marginlens.train.identity import NEUTRAL_EVALUATION, NUMERICS
@@ -114,11 +115,6 @@ def labelled(cell: Cell, run: Run, one: Mapping[str, Any], label: Label) -> Labe
     """The label of a number: the run's, unless its probe was shorter than an exact run's."""
     short = one["settings"]["epochs"] < _wanted(cell, run, label).settings.epochs
     return "shorter" if short and label == "exact" else label
-
-
-def when(one: Mapping[str, Any]) -> str:
-    """The time at which an evaluation was made."""
-    return str(one.get("environment", {}).get("time", ""))
 
 
 def numerics(one: Mapping[str, Any]) -> int:

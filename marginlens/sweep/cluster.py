@@ -41,9 +41,8 @@ _PAUSE = 5.0
 
 @dataclass(frozen=True)
 class Wide:
-    """A cluster: the name of its devices, how many runs it does at once, GPUs of each."""
+    """A cluster: how many runs it does at once, GPUs of each."""
 
-    device: str
     slots: int
     gpus: float
 
@@ -64,7 +63,7 @@ def describe(place: Executor) -> Wide:
             f"a run wants {gpus:g} GPUs and {place.cpus_per_run:g} cores of one node, and none of the cluster's "
             f"{len(nodes)} has as many, the largest {most[0]:g} and {most[1]:g}; lower --gpus-per-run or --cpus-per-run"
         )
-    return Wide("", slots, gpus)
+    return Wide(slots, gpus)
 
 
 def _room(has: Mapping[str, float], gpus: float, cores: float) -> int:

@@ -17,7 +17,7 @@ from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep.job import Job, evaluate, merge, same
 from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, TableSelection
-from marginlens.sweep.plan import away, check_known, check_prepared, evenly, make_plan, prepared
+from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
 from marginlens.train.config import Pretrain, build, hint
 from marginlens.train.options import COMMON, options, read_config, settle, show
 
@@ -93,7 +93,8 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
     """Plans, prints the plan, and carries it out."""
     away_from_home = place.executor == "ray" and not place.shared
     fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
-    steps = make_plan(jobs, place.runs, fingerprints)
+    entries = look(place.runs)
+    steps = make_plan(jobs, place.runs, fingerprints, entries)
     steps = [replace(step, cells=tuple(of.get(step.job.settings, ()))) for step in steps]
     steps = away(steps) if away_from_home else steps
     if place.executor == "local":  # a cluster's nodes may have others
@@ -103,7 +104,7 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
         if place.executor == "local":
             check_prepared(steps, fingerprints)
         _confirm(sum(step.due for step in steps), place)
-    work = conduct.prepare(steps, place, fingerprints)
+    work = conduct.prepare(steps, place, entries)
     for note in notes:
         screen.print(note, markup=False, soft_wrap=True)
     conduct.show(work, screen, title)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.runs.store import drop_weights, evaluation, examine, lookup
+from marginlens.runs.store import Entry, drop_weights, evaluation, examine, lookup
 from marginlens.runs.texts import amount, label
 from marginlens.sweep import cluster, local
 from marginlens.sweep.child import Outcome
@@ -36,7 +36,6 @@ class Work:
 
     steps: list[Step]
     place: Executor
-    fingerprints: Mapping[str, str]
     estimator: Estimator
     slots: int
     begin: Callable[[Callable[[], bool], Callable[[str], None]], Iterator[Outcome]]
@@ -54,24 +53,23 @@ class Work:
         return found | {"estimate_seconds": guess.seconds if guess else None}
 
 
-def prepare(steps: list[Step], place: Executor, fingerprints: Mapping[str, str]) -> Work:
-    """Chooses the executor, and what its estimate rests on."""
-    entries = look(place.runs)
+def prepare(steps: list[Step], place: Executor, entries: Sequence[Entry]) -> Work:
+    """Chooses the executor; its estimate rests on the entries of the store."""
     due = [step for step in steps if step.due]
     if place.executor == "ray":
-        wide = cluster.describe(place) if due and not place.dry_run else cluster.Wide("", 1, 0.0)
+        wide = cluster.describe(place) if due and not place.dry_run else cluster.Wide(1, 0.0)
 
         def on_ray(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
             return cluster.run_ray(due, place, wide.gpus, ending, say)
 
-        return Work(steps, place, fingerprints, Estimator(entries, wide.device), wide.slots, on_ray)
+        return Work(steps, place, Estimator(entries, ""), wide.slots, on_ray)
     slots = local.make_slots(place.device, place.per_gpu, place.at_once)
 
     def here(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
         return local.run_local(due, place.where, slots, ending, say)
 
     estimator = Estimator(entries, local.device_name(slots))
-    return Work(steps, place, fingerprints, estimator, min(len(slots), max(len(due), 1)), here)
+    return Work(steps, place, estimator, min(len(slots), max(len(due), 1)), here)
 
 
 def show(work: Work, console: Console, title: str) -> None:
@@ -151,7 +149,7 @@ def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) 
         if not outcome.line:
             work.estimator.finished(step, entry, outcome.seconds)
         run = entry.run
-        made = [evaluation(run, e.kind, e.data, e.settings) for e in step.missing] if run is not None else []
+        made = [evaluation(run, e.kind, e.data, e.settings, entry.evaluations) for e in step.missing] if run else []
         top = [f"{label(e)} {e['top1']:.2f} %" for e in made if e is not None]
         how = outcome.line or f"in {spoken(outcome.seconds)}"
         say(f"[{step.number}] done {how}: {', '.join(top) or entry.name}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -54,8 +54,10 @@ class Estimator:
     def __init__(self, entries: Iterable[Entry], device: str) -> None:
         self.device = device
         """Its name as runs record it; "": that of the first run to finish."""
-        self._runs: list[_Seen] = []
-        self._probes: list[_Seen] = []
+        self._runs: dict[tuple[Any, ...], _Seen] = {}
+        """The newest of each shape."""
+        self._probes: dict[tuple[Any, ...], _Seen] = {}
+        """The newest of each network."""
         self._images: dict[tuple[str, str], int] = {}
         self._took = self._guessed = 0.0
         for entry in entries:
@@ -73,7 +75,7 @@ class Estimator:
             if {start.get("device") for start in entry.starts} == {self.device}:
                 speeds = [line["images_per_second"] for line in lines(entry.path / "speed.jsonl")]
                 rate = _positive(median(speed for speed in speeds if speed))
-                self._runs.append(_Seen(str(entry.starts[-1]["time"]), settings, 1 / rate))
+                _keep(self._runs, _shape(settings), _Seen(str(entry.starts[-1]["time"]), settings, 1 / rate))
         for found in entry.evaluations:
             with suppress(*_USELESS):
                 self._learn_probe(settings, found)
@@ -87,7 +89,8 @@ class Estimator:
         where = found.get("environment", {})
         if where.get("device") == self.device:
             passes = found["settings"]["epochs"] * train + test
-            self._probes.append(_Seen(str(where["time"]), settings, _positive(found["seconds"] / passes)))
+            took = _Seen(str(where["time"]), settings, _positive(found["seconds"] / passes))
+            _keep(self._probes, _network(settings), took)
 
     def finished(self, step: Step, entry: Entry, seconds: float) -> None:
         """A step is done, and took so long from its start to its end."""
@@ -156,14 +159,21 @@ def spoken(seconds: float) -> str:
     return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _scale(seen: Sequence[_Seen], settings: Pretrain, images: float, cost: Any, shape: Any) -> Guess | None:
+def _keep(held: dict[tuple[Any, ...], _Seen], key: tuple[Any, ...], one: _Seen) -> None:
+    """The newest of its key, of equals the first."""
+    if key not in held or one.when > held[key].when:
+        held[key] = one
+
+
+def _scale(
+    seen: Mapping[tuple[Any, ...], _Seen], settings: Pretrain, images: float, cost: Any, shape: Any
+) -> Guess | None:
     """From the newest run of the same shape, else from one like it, by the FLOPs of an image."""
     if not seen or not images:
         return None
-    alike = [one for one in seen if shape(one.settings) == shape(settings)]
-    if alike:
-        return Guess(images * max(alike, key=lambda one: one.when).seconds, "measured")
-    nearest = [one for one in seen if _network(one.settings) == _network(settings)] or seen
+    if alike := seen.get(shape(settings)):
+        return Guess(images * alike.seconds, "measured")
+    nearest = [one for one in seen.values() if _network(one.settings) == _network(settings)] or seen.values()
     newest = max(nearest, key=lambda one: one.when)
     return Guess(images * newest.seconds * cost(settings) / cost(newest.settings), "scaled")
 

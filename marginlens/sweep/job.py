@@ -14,7 +14,7 @@ from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
 from marginlens.train import record
 from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, Settings, build
-from marginlens.train.places import Rates
+from marginlens.train.places import Machine, Rates
 from marginlens.train.record import Run
 from marginlens.train.stop import Stopped
 
@@ -50,13 +50,11 @@ class Job(Settings):
         return f"{chosen.method} {chosen.data} {chosen.effect} seed {chosen.seed}"
 
 
-class Where(Settings):
+class Where(Machine):
     """Where a job is done, and what is kept of it: nothing of this changes its result."""
 
     runs: str = "runs"
-    device: str = "auto"
     engine: Literal["auto", "eager", "graph"] = "auto"
-    workers: int = Field(2, ge=0)
     knn_every: int = Field(10, ge=0)
     records_only: bool = False
     beside: Rates = ()
@@ -119,6 +117,5 @@ def note_crash(run: Run, line: str) -> None:
     """Writes down why a run ended that could not do so itself, unless it goes on by now or is complete."""
     with suppress(OSError, Stopped, ValueError), record.locked(run):
         if not run.complete:
-            steps = [entry.get("step", 0) for entry in record.lines(run.path / "metrics.jsonl")]
-            with record.failures(run, lambda: steps[-1] if steps else 0):
-                raise Stopped(line)
+            last: dict[str, Any] = next(reversed(run.metrics), {})
+            record.note_failure(run, line, 1, last.get("step", 0))

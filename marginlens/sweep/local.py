@@ -14,6 +14,7 @@ from marginlens.sweep.job import Where
 from marginlens.sweep.plan import Step, look_again
 from marginlens.sweep.worker import GRACE
 from marginlens.train.model import choose_device
+from marginlens.train.record import cpu_name
 
 _POLL = 0.2
 
@@ -53,7 +54,7 @@ def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
 def device_name(slots: Sequence[Slot]) -> str:
     """What runs in these slots will record as their device."""
     if slots[0].device == "cpu":
-        return f"CPU, {slots[0].environment['OMP_NUM_THREADS']} threads"
+        return cpu_name(slots[0].environment["OMP_NUM_THREADS"])
     return torch.cuda.get_device_name(slots[0].index)
 
 

@@ -80,9 +80,14 @@ class Step:
         return found | {"settings": self.job.settings.model_dump(mode="json")}
 
 
-def make_plan(jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, str]) -> list[Step]:
-    """Looks every job up in the store; `fingerprints` of the data that are known, "" for what is not prepared."""
-    entries = look(runs)
+def make_plan(
+    jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, str], entries: Sequence[Entry] | None = None
+) -> list[Step]:
+    """Looks every job up in the store; `fingerprints` of the data that are known, "" for what is not prepared.
+
+    `entries` of the store, where they have been read already.
+    """
+    entries = look(runs) if entries is None else entries
     named = names(jobs)
     steps = []
     for number, (job, name) in enumerate(zip(jobs, named, strict=True), 1):
@@ -171,8 +176,7 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
 
 def _asked(steps: Sequence[Step]) -> list[str]:
     """The data that what is due needs, each once."""
-    asked = [(step.job.settings.data, *(e.data for e in step.missing)) for step in steps if step.due]
-    return list(dict.fromkeys(name for few in asked for name in few))
+    return list(dict.fromkeys(name for step in steps if step.due for name in step.left.data))
 
 
 def _away(step: Step) -> Step:
@@ -195,7 +199,7 @@ def _fingerprint(name: str, draw: bool) -> str:
 def _measured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> bool:
     if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
         return False
-    found = evaluation(entry.run, wanted.kind, wanted.data, wanted.settings)
+    found = evaluation(entry.run, wanted.kind, wanted.data, wanted.settings, entry.evaluations)
     data = fingerprints.get(wanted.data, "")
     return found is not None and data in ("", found["data_fingerprint"])
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from marginlens.data.atomic import DataError
-from marginlens.data.atomic import save as save_bytes
+from marginlens.data.atomic import DataError, put
 from marginlens.data.folder import prepare_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
@@ -173,12 +172,9 @@ def _free(out: str | Path, beside: str) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes aside and renames."""
-    aside = path.with_name(f".{path.name}.partial")
+    """A file that is there whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_bytes(aside, content)
-        aside.rename(path)
+        put(path, content)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise ValueError(f"cannot write {path} ({error.strerror}); give --out another place") from None

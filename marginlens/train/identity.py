@@ -74,10 +74,15 @@ def digits(known: Any) -> str:
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:
+    """The name of its folder."""
+    return name_of(settings, identify(settings, fingerprint))
+
+
+def name_of(settings: Pretrain, id_: str) -> str:
     """A folder's name that says what the run is: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
     effect = re.sub(r"[^\w.]+", "-", settings.effect.replace("=", "")).strip("-")
     words = (settings.method, settings.data, settings.encoder, effect[:40], f"seed{settings.seed}")
-    return "-".join([*words, identify(settings, fingerprint)])
+    return "-".join([*words, id_])
 
 
 def digest(path: Path) -> str:

@@ -36,7 +36,7 @@ from marginlens.data.views import Triple
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
-from marginlens.train.identity import NEUTRAL, NUMERICS, facts, identify, run_name
+from marginlens.train.identity import NEUTRAL, NUMERICS, digits, facts, name_of
 from marginlens.train.stop import Stopped, disk
 
 FORMAT = 1
@@ -83,9 +83,14 @@ class Run:
         return lines(self.path / "metrics.jsonl")
 
     @property
+    def evaluation_files(self) -> dict[str, dict[str, Any]]:
+        """Every probe, kNN and transfer that was measured, by the name of its file."""
+        return {path.name: read_json(path) for path in sorted((self.path / "evaluations").glob(EVALUATION_FILES))}
+
+    @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Every probe, kNN and transfer that was measured."""
-        return [read_json(path) for path in sorted((self.path / "evaluations").glob(EVALUATION_FILES))]
+        return list(self.evaluation_files.values())
 
     def checkpoint(self) -> checkpoint.Checkpoint:
         """The last checkpoint of a complete run."""
@@ -102,17 +107,19 @@ class Run:
 def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
     fingerprint = feed.fingerprint
-    path = runs.expanduser() / run_name(settings, fingerprint)
+    identity = facts(settings, fingerprint)
+    id_ = digits(identity)
+    path = runs.expanduser() / name_of(settings, id_)
     if (path / "config.json").exists():
         run = open_run(path)
-        if run.id != identify(settings, fingerprint):
+        if run.id != id_:
             raise ValueError(f"{path} holds a run of other settings; give --runs another folder")
         return replace(run, settings=settings)  # the weights it starts from may lie elsewhere by now
     try:
         path.mkdir(parents=True, exist_ok=True)
-        known = {"format": FORMAT, "id": identify(settings, fingerprint), "settings": settings.model_dump(mode="json")}
+        known = {"format": FORMAT, "id": id_, "settings": settings.model_dump(mode="json")}
         known |= {"data": fingerprint, "mean": feed.mean, "std": feed.std}
-        save_json(path / "config.json", known | {"identity": facts(settings, fingerprint)})
+        save_json(path / "config.json", known | {"identity": identity})
     except OSError as error:
         raise ValueError(f"cannot write to {path} ({error.strerror}); give --runs another folder") from None
     return open_run(path)
@@ -188,28 +195,37 @@ def failures(run: Run, step: Callable[[], int]) -> Iterator[None]:
         crashed = not isinstance(error, Stopped | ValueError)
         if crashed or isinstance(error, DataError) or (isinstance(error, Stopped) and code < 128):
             said = f"{type(error).__name__}: {error}" if crashed else str(error)
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            known = {"time": now, "line": " ".join(said.split()), "code": code, "step": step()}
-            with suppress(OSError):  # a full disk is the failure, perhaps
-                save_json(run.path / "failure.json", known)
+            note_failure(run, said, code, step())
         raise
+
+
+def note_failure(run: Run, line: str, code: int, step: int) -> None:
+    """failure.json, if the disk takes it: that it is full is the failure, perhaps."""
+    known = {"time": _now(), "line": " ".join(line.split()), "code": code, "step": step}
+    with suppress(OSError):
+        save_json(run.path / "failure.json", known)
 
 
 def environment(device: torch.device, **more: Any) -> dict[str, Any]:
     """Where and with what a run runs."""
     cuda = device.type == "cuda"
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": _now(),
         "marginlens": marginlens.__version__,
         "numerics": NUMERICS,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(torch.get_num_threads()),
         **({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} if cuda else {}),
         **more,
     }
+
+
+def cpu_name(threads: int | str) -> str:
+    """What a run on so many threads of a CPU records as its device."""
+    return f"CPU, {threads} threads"
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
@@ -296,6 +312,10 @@ def _triple(values: Any) -> Triple:
     if not math.isfinite(red + green + blue):
         raise ValueError(f"{values} are not three numbers")
     return red, green, blue
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @cache

@@ -188,7 +188,7 @@ def test_a_crash_is_recorded_where_the_data_are_not_known(tmp_path):
     """As of a cluster's run on shared storage, when the data are on the nodes alone."""
     run = made(job(), tmp_path, epochs=1, complete=False)
     place = Executor(runs=str(tmp_path))
-    work = conduct.Work(make_plan([job()], tmp_path, {}), place, {}, Estimator([], ""), 1, None)
+    work = conduct.Work(make_plan([job()], tmp_path, {}), place, Estimator([], ""), 1, None)
     lines = []
     conduct._note(work, work.steps[0], Outcome(1, "failed", "ended by SIGKILL", 1.0, crashed=True), lines.append)
     assert lines == ["[1] failed: ended by SIGKILL"]
