@@ -23,8 +23,9 @@ class MoCoV3(nn.Module):
     """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
 
     In-batch negatives: the teacher's embeddings of the other images. `last_bn` ends the projector in a batch norm
-    without affine parameters: s = 20 gains with it and loses without (docs/methods.md). `symmetric` adds the loss with
-    the views exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
+    without affine parameters: s = 20 gains with it and loses without; `predictor_bn` ends the predictor in one, with
+    which s = 20 gains a little more (docs/methods.md). `symmetric` adds the loss with the views exchanged, `two_tau`
+    multiplies the loss by 2 tau. The official code does both; the paper does not say.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class MoCoV3(nn.Module):
         out: int = 128,
         last_bn: bool = True,
         bias: bool = True,
-        predictor_bn: bool = False,
+        predictor_bn: bool = True,
         bn_splits: int = 1,
         symmetric: bool = False,
         two_tau: bool = False,

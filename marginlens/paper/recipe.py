@@ -2,7 +2,7 @@
 
 A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.train.config`. That recipe already has
 what the paper does not say and its results need: MoCo v3's projector ends in a batch norm without affine parameters
-(`METHOD_DEFAULTS`), without which s = 20 loses instead of gaining.
+(`METHOD_DEFAULTS`), without which s = 20 loses instead of gaining, and so does its predictor.
 """
 
 from __future__ import annotations

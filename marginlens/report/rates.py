@@ -11,10 +11,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from marginlens.report.gather import Gathered
-from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
+from marginlens.report.gather import Gathered, Line
+from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, diverged, odd
+from marginlens.sweep.cells import follows
+from marginlens.sweep.job import Evaluation
 
 Series = dict[float, dict[str, Any]]
 """Probes by their learning rate, the same in all else."""
@@ -40,6 +42,26 @@ def beside(seen: Seen) -> list[dict[str, Any]]:
         for one in probes.values()
         if "lr" in odd(one)
     ]
+
+
+def highest(line: Line) -> Item:
+    """What a cell's runs have at the learning rate that suits them best, of those that all of them were probed at."""
+    wanted = follows(line.cell)
+    found: list[dict[float, float]] = []
+    for run in (value.run for value in line.values):
+        own = [probes for probes in series(run).values() if any(_stands(one, wanted) for one in probes.values())]
+        found += [{rate: float(one["top1"]) for rate, one in probes.items()} for probes in own[:1]]
+    if not found or len(found) < len(line.values):
+        return Item()
+    rates = [rate for rate in found[0] if all(rate in tops for tops in found)]
+    means = {rate: statistics.fmean(tops[rate] for tops in found) for rate in rates}
+    best = max(means, key=means.__getitem__)
+    return say(f"{number(means[best])} at {best:g}", sort=means[best])
+
+
+def _stands(one: dict[str, Any], wanted: Evaluation) -> bool:
+    """Whether this is the probe of a cell, at the recipe's rate as in all else."""
+    return one["kind"] == wanted.kind and one["data"] == wanted.data and not odd(one)
 
 
 def rates_grid(gathered: Gathered) -> Grid:

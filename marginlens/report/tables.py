@@ -14,7 +14,7 @@ from urllib.parse import quote
 from marginlens.report.gather import Gathered
 from marginlens.report.grids import SPREAD, WIDE, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
-from marginlens.report.rates import rates_grid
+from marginlens.report.rates import highest, rates_grid
 
 MOST_UPRIGHT = 7
 """Columns of a LaTeX table on an upright page."""
@@ -61,8 +61,8 @@ def brief(gathered: Gathered, at: Path) -> str:
         for line, row in zip(ran, paper_grid(table, ran).rows, strict=True):
             one = (line.cell.to, *(v.run.key for v in line.values))
             rows.pop(one, None)
-            rows[one] = (say(table.name), *row[:-1])
-    head = ("", "row", "column", "published", "ours", "difference", "seeds")
+            rows[one] = (say(table.name), *row[:-1], highest(line))
+    head = ("", "row", "column", "published", "ours", "difference", "seeds", "ours at its best rate")
     return _markdown_rows(head, list(rows.values()), _linked(at))
 
 

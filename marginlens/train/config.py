@@ -59,6 +59,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "ema": 0.9,
         "hidden": 256,
         "out": 64,
+        "predictor_bn": False,
         "warmup": 1,
         "crop_scale": (0.5, 1.0),
     },
@@ -71,7 +72,7 @@ PROBE_RECIPES: dict[str, dict[str, Any]] = {
 """What a data set asks of a probe on it; the paper's data sets ask for what `Probe` has."""
 
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "mocov3": {"last_bn": True},
+    "mocov3": {"last_bn": True, "predictor_bn": True},
     "simclr": {},
     "byol": {"tau": 0.5, "beta": 0.0},
 }

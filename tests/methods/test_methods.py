@@ -56,7 +56,9 @@ WITH_TEACHER = [
     {"symmetric": True, "last_bn": True, "effect": "margin(m1=0.2)"},
     {"symmetric": True, "bn_splits": 2},
     {"predictor_bn": True},
+    {"predictor_bn": False},
     {"predictor_bn": True, "bias": False},
+    {"predictor_bn": False, "bias": False, "last_bn": True},
 ]
 MOCO = [
     {"two_tau": True},
@@ -171,11 +173,12 @@ def byol_loss(p, z, tau=0.5, effect="plain"):
 
 
 def by_hand(
-    twin, views, last_bn=None, bias=True, predictor_bn=False, bn_splits=1, symmetric=False, two_tau=False, **rest
+    twin, views, last_bn=None, bias=True, predictor_bn=None, bn_splits=1, symmetric=False, two_tau=False, **rest
 ):
     """The loss of a copy of a method, of which nothing but the backbones is called."""
     cls, (strong, weak) = type(twin), views
-    last_bn, _ = cls is MoCoV3 if last_bn is None else last_bn, rest.pop("impl", None)
+    last_bn, predictor_bn = (cls is MoCoV3 if given is None else given for given in (last_bn, predictor_bn))
+    rest.pop("impl", None)
     near, far = torch.arange(N).chunk(bn_splits), [torch.arange(N)[i::bn_splits] for i in range(bn_splits)]
 
     def embed(net, x, parts):

@@ -320,10 +320,11 @@ def test_a_probe_that_is_not_finite_is_not_recorded(whole):
     assert not any(found["settings"].get("lr") == 1e38 for found in whole.evaluations)
 
 
-def test_a_probe_that_diverged_says_so(whole, capsys):
-    ml.probe(whole, ml.Probe(epochs=2, lr=1e3))
+def test_a_probe_that_diverged_says_so(tmp_path, capsys):
+    run = ml.pretrain(settings(lr=0.01), runs=tmp_path)
+    ml.probe(run, ml.Probe(epochs=2, lr=1e3))
     assert "it diverged, and its accuracy says nothing" in capsys.readouterr().err
-    ml.probe(whole, ml.Probe(epochs=2, lr=1e-3))
+    ml.probe(run, ml.Probe(epochs=2, lr=1e-3))
     assert "diverged" not in capsys.readouterr().err
 
 

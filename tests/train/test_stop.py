@@ -227,7 +227,7 @@ def test_a_collapse_is_warned_about(tmp_path, monkeypatch, capsys, method, part)
 
 
 def test_a_sound_run_is_not_warned_about(tmp_path, capsys):
-    ml.pretrain(settings(epochs=1), runs=tmp_path)
+    ml.pretrain(settings(epochs=1, lr=0.01), runs=tmp_path)
     assert "warning" not in capsys.readouterr().err
 
 
