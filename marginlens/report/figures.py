@@ -36,11 +36,12 @@ class Point:
 
 def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> str:
     """A panel per data set; `published` adds the numbers that a table of the paper has for the same run."""
-    panels: dict[str, list[Line]] = {}
+    groups: dict[str, list[Line]] = {}
     for line in lines:
-        panels.setdefault(_data(line) if table.panel == "data" else "", []).append(line)
-    drawn = [_panel(table, name, group, published) for name, group in panels.items() if any(x.values for x in group)]
-    return f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""
+        groups.setdefault(_data(line) if table.panel == "data" else "", []).append(line)
+    return panels(
+        [_panel(table, name, held, published) for name, held in groups.items() if any(x.values for x in held)]
+    )
 
 
 def _data(line: Line) -> str:
@@ -54,7 +55,7 @@ def _series(table: Table, cell: Cell) -> str:
 
 
 def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> str:
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[Point]] = {_series(table, line.cell): [] for line in lines}
     printed: dict[str, list[Point]] = {}
     for line in lines:
         own = _series(table, line.cell)
@@ -63,25 +64,48 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> s
             seeds = f"{len(line.values)} seed{'s' * (len(line.values) > 1)}"
             said = f"{own}, {line.cell.column}: {number(line.mean, line.std)} ({seeds})"
             point = Point(x, line.mean, line.std or 0.0, said, line.values[0].run.key)
-            series.setdefault(own, []).extend([point] if point not in series.get(own, []) else [])
+            series[own].extend([point] if point not in series[own] else [])
         if published and (known := _published(line.cell)):
             where, value = known
             printed.setdefault(own, []).append(Point(x, value.mean, value.spread or 0.0, f"{where}: {value}", ""))
-    names = list(dict.fromkeys(_series(table, line.cell) for line in lines))
-    across = _across(table, sorted({line.cell.at[table.x] for line in lines}))
+    across = _across(sorted({line.cell.at[table.x] for line in lines}), table.x_log)
+    grid = "" if table.x in table.given else " (the grid is ours)"
+    about = f"{table.name}, {name}: {table.y_label} by {table.x_label}"
+    return _draw(name, about, f"{table.x_label}{grid}", across, series, printed)
+
+
+def panel(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> str:
+    """Lines over a logarithmic axis, which has a label at each value that a point has."""
+    values = sorted({point.x for points in series.values() for point in points})
+    return _draw(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series, {})
+
+
+def panels(drawn: Sequence[str]) -> str:
+    """Panels side by side, as many as there is room for."""
+    return f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _draw(
+    name: str,
+    about: str,
+    label: str,
+    across: Mapping[float, float],
+    series: Mapping[str, Sequence[Point]],
+    printed: Mapping[str, Sequence[Point]],
+) -> str:
+    """A panel: each series in a colour of its own, in the order given, also where it has no point."""
     points = [p for group in (*series.values(), *printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
-    parts = [_axes(table, name, across, up, ticks)]
-    for i, own in enumerate(names):
-        parts += [_line(i, sorted(series.get(own, []), key=lambda p: p.x), across, up)]
-        parts += [_mark(i, p, across[p.x], up, own=True) for p in series.get(own, [])]
+    parts = [_axes(name, label, across, up, ticks)]
+    for i, (own, found) in enumerate(series.items()):
+        parts += [_line(i, sorted(found, key=lambda p: p.x), across, up)]
+        parts += [_mark(i, p, across[p.x], up, own=True) for p in found]
         parts += [_mark(i, p, across[p.x], up, own=False) for p in printed.get(own, [])]
-    shown = [(i, own) for i, own in enumerate(names) if own in series or own in printed]
+    shown = [(i, own) for i, (own, found) in enumerate(series.items()) if found or own in printed]
     keys = "".join(f'<span><i class="k{i % 8}"></i>{html.escape(own)}</span>' for i, own in shown)
     keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
-    about = html.escape(f"{table.name}, {name}: {table.y_label} by {table.x_label}")
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{about}">{"".join(parts)}</svg>'
-    return f'<figure class="panel">{svg}<figcaption class="key">{keys}</figcaption></figure>'
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(about)}">'
+    return f'<figure class="panel">{head}{"".join(parts)}</svg><figcaption class="key">{keys}</figcaption></figure>'
 
 
 def _published(cell: Cell) -> tuple[str, Published] | None:
@@ -90,10 +114,10 @@ def _published(cell: Cell) -> tuple[str, Published] | None:
     return (found[0].address, found[0].published) if found and found[0].published is not None else None
 
 
-def _across(table: Table, values: Sequence[float]) -> Mapping[float, float]:
+def _across(values: Sequence[float], log: bool) -> Mapping[float, float]:
     """Where each value of the axis lies; infinity, which is no effect, at the right end, set apart."""
     finite = [v for v in values if math.isfinite(v)]
-    turned = [math.log(v) for v in finite] if table.x_log and all(v > 0 for v in finite) else list(finite)
+    turned = [math.log(v) for v in finite] if log and all(v > 0 for v in finite) else list(finite)
     low, high = min(turned, default=0.0), max(turned, default=1.0)
     end = WIDTH - RIGHT - 8 - (34 if len(finite) < len(values) else 0)
     wide = (end - LEFT - 8) / ((high - low) or 1.0)
@@ -113,7 +137,7 @@ def _up(values: Sequence[float]) -> tuple[Scale, list[float]]:
     return (lambda y: HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (y - low) / (high - low)), ticks
 
 
-def _axes(table: Table, name: str, across: Mapping[float, float], up: Scale, ticks: Sequence[float]) -> str:
+def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks: Sequence[float]) -> str:
     parts = [f'<text class="name" x="{LEFT}" y="16">{html.escape(name)}</text>']
     for y in ticks:
         at = up(y)
@@ -128,10 +152,9 @@ def _axes(table: Table, name: str, across: Mapping[float, float], up: Scale, tic
             )
             last = x
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
-    grid = "" if table.x in table.given else " (the grid is ours)"
     middle = (LEFT + WIDTH - RIGHT) / 2
-    label = html.escape(f"{table.x_label}{grid}")
-    return "".join(parts) + f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 8}">{label}</text>'
+    said = f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 8}">{html.escape(label)}</text>'
+    return "".join(parts) + said
 
 
 def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Scale) -> str:

@@ -26,7 +26,7 @@ from marginlens.report.grids import (
     paper_grid,
 )
 from marginlens.report.others import others_grid
-from marginlens.report.rates import rates_grid
+from marginlens.report.rates import rates_figure, rates_grid
 from marginlens.report.sections import curves, section, stands
 from marginlens.report.seen import Seen
 
@@ -39,7 +39,7 @@ def page(gathered: Gathered, stores: Iterable[str]) -> str:
     parts.append(_looks(gathered))
     rates = rates_grid(gathered)
     if rates.rows:
-        parts.append(_section(rates))
+        parts.append(_section(rates, rates_figure(gathered) + _table(rates)))
     if gathered.others:
         parts.append(_section(others_grid(gathered)))
     parts += [_curves(gathered.runs), _runs(gathered)]

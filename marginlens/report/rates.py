@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from marginlens.report.figures import Point, panel, panels
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
@@ -66,36 +67,71 @@ def _stands(one: dict[str, Any], wanted: Evaluation) -> bool:
 
 def rates_grid(gathered: Gathered) -> Grid:
     """A row for the seeds of a setting and a kind of probe, a column for each learning rate."""
-    groups: dict[tuple[tuple[str, str, int], str], list[tuple[Seen, Series]]] = {}
-    for seen in gathered.runs:
-        for kind, probes in series(seen).items():
-            groups.setdefault((seen.family, kind), []).append((seen, probes))
-    rates = sorted({rate for group in groups.values() for _, probes in group for rate in probes})
+    groups = _groups(gathered)
+    rates = sorted({rate for group in groups for _, probes in group for rate in probes})
     about = (
         "Top-1 by the learning rate of the linear layer; all layers of a run saw the same crops. Small features need a "
         "higher rate: at one rate for all, part of a difference between two backbones is their features' size. The "
         "feature norm is the mean over the images that were tested on."
     )
     head = ("runs", "pre-training", "evaluation", "feature norm", *(f"lr {rate:g}" for rate in rates), "highest at")
-    return Grid("rates", "The probe's learning rate", about, head, [_row(group, rates) for group in groups.values()])
+    return Grid("rates", "The probe's learning rate", about, head, [_row(group, rates) for group in groups])
+
+
+def rates_figure(gathered: Gathered) -> str:
+    """A panel for what was pre-trained on and how it was probed, in it a line for each effect, plain first."""
+    found: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    groups = _groups(gathered)
+    for group in sorted(groups, key=lambda group: group[0][0].settings.effect != "plain"):
+        first, probes = group[0]
+        chosen, besides = first.settings, apart(first.settings)
+        of = _measured(probes), f"{chosen.method} {chosen.data}, {chosen.epochs} epochs"
+        effect = f"{chosen.effect}, {besides}" if besides else chosen.effect
+        if effect in found.setdefault(of, {}):  # as far as settings tell; its data or numerics are others
+            effect = f"{effect} ({first.run.id})"
+        for rate in sorted({rate for _, held in group for rate in held}):
+            tops = [held[rate]["top1"] for _, held in group if rate in held]
+            spread = statistics.stdev(tops) if len(tops) > 1 else 0.0
+            said = f"{effect}, lr {rate:g}: {_means(group, [rate])[rate].text}"
+            point = Point(rate, statistics.fmean(tops), spread, said, first.key)
+            found[of].setdefault(effect, []).append(point)
+    label = "learning rate of the linear layer"
+    return panels([panel(name, f"{label} ({on})", found[name, on]) for name, on in sorted(found)])
+
+
+def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:
+    """The seeds of a setting with what each has of a kind of probe."""
+    groups: dict[tuple[tuple[str, str, int], str], list[tuple[Seen, Series]]] = {}
+    for seen in gathered.runs:
+        for kind, probes in series(seen).items():
+            groups.setdefault((seen.family, kind), []).append((seen, probes))
+    return [sorted(group, key=lambda held: held[0].order) for group in groups.values()]
+
+
+def _measured(probes: Series) -> str:
+    """What the probes of a series are, but for their rate."""
+    return measure(next(iter(probes.values())), but=("lr",))
+
+
+def _means(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> dict[float, Item]:
+    """The mean over seeds at each rate."""
+    tops = {rate: [held[rate] for _, held in group if rate in held] for rate in rates}
+    return {
+        rate: mean_of([known["top1"] for known in found], len(group), sum(map(diverged, found)), group[0][0])
+        for rate, found in tops.items()
+    }
 
 
 def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
-    group = sorted(group, key=lambda held: held[0].order)
     first, probes = group[0]
     chosen = first.settings
     besides = apart(chosen)
     about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
-    one = next(iter(probes.values()))
     norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
     norm = statistics.fmean(norms) if norms else None
-    tops = {rate: [held[rate] for _, held in group if rate in held] for rate in rates}
-    cells = [
-        mean_of([known["top1"] for known in found], len(group), sum(map(diverged, found)), first)
-        for found in tops.values()
-    ]
-    means = {rate: cell.sort for rate, cell in zip(rates, cells, strict=True) if cell.sort is not None}
+    cells = _means(group, rates)
+    means = {rate: cell.sort for rate, cell in cells.items() if cell.sort is not None}
     best = max(means, key=means.__getitem__)
     runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))
     size = say("" if norm is None else f"{norm:.2f}", sort=norm)
-    return runs, say(about), say(measure(one, but=("lr",))), size, *cells, say(f"{best:g}", sort=best)
+    return runs, say(about), say(_measured(probes)), size, *cells.values(), say(f"{best:g}", sort=best)

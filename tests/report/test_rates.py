@@ -1,6 +1,7 @@
 """Probes that differ in their learning rate alone have a table of their own, and stand nowhere else."""
 
 import json
+import re
 
 import pytest
 
@@ -8,15 +9,15 @@ from marginlens.paper import TABLES
 from marginlens.report.gather import gather
 from marginlens.report.others import others_grid
 from marginlens.report.page import page
-from marginlens.report.rates import rates_grid
+from marginlens.report.rates import rates_figure, rates_grid
 from marginlens.report.tables import brief, grids
 from marginlens.runs.store import scan
 from tests.report.folders import CONTENT, evaluate, write_run
 
 
-def rates(path, tops, data="cifar100", kind="probe", **settings):
+def rates(path, tops, data="cifar100", kind="probe", content=None, **settings):
     for rate, top1 in tops.items():
-        evaluate(path, kind, data, CONTENT[data], top1, {"lr": rate, **settings})
+        evaluate(path, kind, data, content or CONTENT[data], top1, {"lr": rate, **settings})
 
 
 def read(store):
@@ -78,6 +79,52 @@ def test_the_brief_table_says_nothing_where_a_seed_has_one_rate(store):
 def test_the_recipes_rate_may_be_the_best(tmp_path):
     rates(write_run(tmp_path, data="cifar100", probe=60.0), {10.0: 59.0})
     assert best(tmp_path) == {"CIFAR100": "60.00 at 1"}
+
+
+def drawn(store):
+    """Of each panel, by its name and what it learned from: its lines in their order, and what its points say."""
+    found = {}
+    for made in rates_figure(read(store)).split('<figure class="panel">')[1:]:
+        on = re.search(r"linear layer \(([^<>]*)\)</text>", made)[1]
+        lines = re.findall(r'<i class="k\d"></i>(.*?)</span>', made)
+        found[re.search(r'class="name"[^>]*>(.*?)<', made)[1], on] = lines, re.findall("<title>(.*?)</title>", made)
+    return found
+
+
+def test_a_line_for_each_effect_over_the_rates(store):
+    on = "mocov3 cifar100, 200 epochs"
+    found = drawn(store)
+    assert set(found) == {("probe cifar100", on), ("transfer cifar10", on)}
+    lines, points = found["probe cifar100", on]
+    assert lines == ["plain", "emphasis(s=7), bn_splits=8"]
+    assert points == [
+        "plain, lr 0.1: 40.50 ± 0.71",
+        "plain, lr 1: 60.50 ± 0.71",
+        "plain, lr 10: 65.50 ± 2.12",
+        "emphasis(s=7), bn_splits=8, lr 1: 65.00",
+        "emphasis(s=7), bn_splits=8, lr 10: 64.50",
+    ]
+    keys = {seen.key for seen in read(store).runs if seen.settings.seed == 0}
+    assert set(re.findall(r'href="#([^"]+)"', rates_figure(read(store)))) == keys
+
+
+def test_a_point_lies_where_its_numbers_are(store):
+    """Rates a hundredfold apart twice as far as tenfold ones; 25 points of accuracy as high as 20 and 5 together."""
+    made = rates_figure(read(store)).split('<figure class="panel">')[1]
+    spots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', made)[:3]
+    (x0, y0), (x1, y1), (x2, y2) = ((float(x), float(y)) for x, y in spots)
+    assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
+    assert (y0 - y1) / (y0 - y2) == pytest.approx(20 / 25, abs=0.01)
+
+
+def test_runs_that_differ_in_their_data_are_lines_of_their_own(tmp_path):
+    for content in ("a", "b"):
+        path = write_run(tmp_path / content, data="cifar100", probe=60.0, content=content)
+        rates(path, {10.0: 64.0}, content=content)
+    both = gather([*scan(tmp_path / "a"), *scan(tmp_path / "b")], TABLES)
+    lines = re.findall(r'<i class="k\d"></i>(.*?)</span>', rates_figure(both))
+    assert [line.split(" ")[0] for line in lines] == ["plain", "plain"]
+    assert len(set(lines)) == 2
 
 
 def test_a_seed_that_lacks_a_rate_is_said(store):
