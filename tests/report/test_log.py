@@ -1,0 +1,104 @@
+"""The log of the reproduction, held against the records: every number in its tables is what a record says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from marginlens.paper import TABLES
+from marginlens.runs.store import scan
+from marginlens.train.config import Pretrain, build
+
+ROOT = Path(__file__).parents[2]
+LOG = (ROOT / "docs" / "reproduction.md").read_text()
+DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
+OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}
+SHORT = {"epochs": 40, "holdout": 10000}
+
+
+def rows(title):
+    """The rows of all tables under a title, by column."""
+    part = LOG.split(f"\n## {title}")[1].split("\n## ")[0]
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", part, flags=re.M):
+        head, _, *lines = ([cell.strip().strip("*") for cell in line.split("|")[1:-1]] for line in block.splitlines())
+        found += [dict(enumerate(line)) | dict(zip(head, line, strict=True)) for line in lines]
+    return found
+
+
+def settings(row, **more):
+    """What a row's words stand for."""
+    found = {"data": DATA[row.get("data", "CIFAR-100")], "effect": row["effect"], **more}
+    for word in filter(None, row.get("otherwise", "").replace("`", "").split(", ")):
+        off = re.fullmatch(r"no (\w+)", word)
+        name, value = (off[1], False) if off else word.split("=")
+        found[name] = value
+    return build(Pretrain, found)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {entry.run.settings: entry for entry in scan(ROOT / "results" / "runs")}
+
+
+def top1(entry, kind, data, **chosen):
+    """Of the evaluation with these settings; nothing where there is none."""
+    wanted = {"epochs": 100, "holdout": 0, "lr": 1.0} | chosen
+    found = [one for one in entry.evaluations if (one["kind"], one["data"]) == (kind, data)]
+    tops = [one["top1"] for one in found if all(one["settings"].get(name, 0) == x for name, x in wanted.items())]
+    assert len(tops) <= 1
+    return f"{tops[0]:.2f}" if tops else ""
+
+
+def same(said, known):
+    assert said.replace("not measured", "") == known
+
+
+def test_full_runs(runs):
+    """And each run of full length has its row."""
+    known = set()
+    for row in rows("Full length"):
+        chosen = settings(row)
+        known.add(chosen)
+        entry = runs[chosen]
+        same(row["probe"], top1(entry, "probe", chosen.data))
+        same(row["transfer"], top1(entry, "transfer", OTHER[chosen.data]))
+        same(row["kNN"], f"{entry.result['knn']:.2f}")
+    assert known == {chosen for chosen in runs if chosen.epochs == 200}
+
+
+def test_published_numbers(runs):
+    published = {
+        (cell.settings["data"], cell.settings["effect"], cell.to): f"{cell.published.mean:.3f}"
+        for key in ("tab2", "tab3")
+        for cell in TABLES[key].cells
+        if cell.settings["method"] == "mocov3"
+    }
+    for row in rows("Full length"):
+        chosen = settings(row)
+        assert row[4] == published[chosen.data, chosen.effect, ""]
+        assert row[6] in (
+            published[chosen.data, chosen.effect, OTHER[chosen.data]],
+            "" if not row["transfer"] else None,
+        )
+
+
+def test_looks(runs):
+    known = set()
+    for row in rows("Short"):
+        chosen = settings(row, epochs=100)
+        known.add(chosen)
+        entry = runs[chosen]
+        same(row["probe"], top1(entry, "probe", "cifar100", **SHORT))
+        same(row["kNN (test set)"], f"{entry.result['knn']:.2f}")
+    assert known == {chosen for chosen in runs if chosen.epochs == 100}
+
+
+def test_learning_rates(runs):
+    for row in rows("The probe's learning rate"):
+        entry = runs[settings(row)]
+        norms = {f"{one['feature_norm']:.2f}" for one in entry.evaluations if one["kind"] == "probe"}
+        assert {row["feature norm"]} == norms
+        for name, said in row.items():
+            if str(name).startswith("lr "):
+                same(said, top1(entry, "probe", "cifar100", lr=float(name.split()[1])))
