@@ -5,7 +5,6 @@ effect=emphasis*    epochs>=100    state=complete    seed!=0    started>=2026-01
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ import marginlens as ml
 from marginlens.runs.entry import STATES, Entry, when
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, hint, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
+from marginlens.train.knn import worse_than_guessing
 
 Value = str | int | float | bool | None
 Test = Callable[[Entry], bool]
@@ -173,8 +173,7 @@ def words(settings: Mapping[str, Any]) -> str:
 
 def diverged(one: Mapping[str, Any]) -> bool:
     """Whether a probe ended worse than guessing, by its loss: its accuracy then says nothing of the backbone."""
-    guess = math.log(CLASSES.get(one["data"], 1))
-    return bool(one["kind"] != "knn" and one.get("loss", 0.0) > 2 * guess > 0)
+    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), CLASSES.get(one["data"], 1))
 
 
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from marginlens.paper import Cell
 from marginlens.runs.entry import when
-from marginlens.sweep.job import Evaluation, Job, evaluate, same
+from marginlens.sweep.job import Evaluation, Job, evaluate
 from marginlens.train.config import RECIPES, Pretrain, Probe, build
 from marginlens.train.identity import NEUTRAL_EVALUATION, NUMERICS
 from marginlens.train.record import Run
@@ -85,19 +85,12 @@ def match(cell: Cell, run: Run) -> Label | None:
     return "rehearsal" if _alike(_rehearsed(cell, ran), ran) else None
 
 
-def measured(cell: Cell, run: Run) -> tuple[dict[str, Any], Label] | None:
-    """The record of a run's evaluation that stands for a cell, and the label that it must carry.
-
-    A probe of fewer epochs than the cell's makes an exact run a shorter look. Of several, the longest probe counts, and
-    of equals the latest: data of one name may have changed in between.
-    """
-    label = match(cell, run)
-    found = [] if label is None else standing(cell, run, run.evaluations, label)
-    return (found[0], labelled(cell, run, found[0], label)) if label is not None and found else None
-
-
 def standing(cell: Cell, run: Run, evaluations: Iterable[dict[str, Any]], label: Label) -> list[dict[str, Any]]:
-    """Those of a run's evaluations that can stand for a cell that it matches, the one that counts first."""
+    """Those of a run's evaluations that can stand for a cell that it matches, the one that counts first.
+
+    That is the longest probe, which may be shorter than the cell's, and of equals the latest: data of one name may have
+    changed in between.
+    """
     wanted = _wanted(cell, run, label)
     found = []
     for one in evaluations:
@@ -109,12 +102,6 @@ def standing(cell: Cell, run: Run, evaluations: Iterable[dict[str, Any]], label:
         ):
             found.append(one)
     return sorted(found, key=_worth, reverse=True)
-
-
-def labelled(cell: Cell, run: Run, one: Mapping[str, Any], label: Label) -> Label:
-    """The label of a number: the run's, unless its probe was shorter than an exact run's."""
-    short = one["settings"]["epochs"] < _wanted(cell, run, label).settings.epochs
-    return "shorter" if short and label == "exact" else label
 
 
 def numerics(one: Mapping[str, Any]) -> int:
@@ -141,4 +128,4 @@ def _rehearsed(cell: Cell, ran: Pretrain) -> Pretrain | None:
 
 def _alike(one: Pretrain | None, other: Pretrain) -> bool:
     """The same but for the seed."""
-    return one is not None and same(one.model_copy(update={"seed": other.seed})) == same(other)
+    return one is not None and one.model_copy(update={"seed": other.seed}) == other

@@ -15,7 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from marginlens.paper import TABLES, Cell, find, readings
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
-from marginlens.sweep.job import Job, evaluate, merge, same
+from marginlens.sweep.job import Job, evaluate, merge
 from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, TableSelection
 from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
 from marginlens.train.config import Pretrain, build, hint
@@ -84,7 +84,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
     asked = [(cell, cells.job(cell, seed, *ask)) for seed in range(chosen.seeds) for cell in found]
     of: Cells = {}
     for cell, job in asked:
-        of.setdefault(same(job.settings), []).append(f"{TABLES[cell.table].name}: {cell.path}")
+        of.setdefault(job.settings, []).append(f"{TABLES[cell.table].name}: {cell.path}")
     jobs = merge(evenly([job for _, job in asked]))
     _do(jobs, place, bool(given.get("json")), _title(chosen), notes, of)
 

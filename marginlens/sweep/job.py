@@ -73,15 +73,8 @@ def merge(jobs: Iterable[Job]) -> list[Job]:
     """Each pre-training once, with the evaluations of all jobs that ask for it; in the order they first come in."""
     found: dict[Pretrain, dict[Evaluation, None]] = {}
     for job in jobs:
-        found.setdefault(same(job.settings), {}).update(dict.fromkeys(job.evaluations))
+        found.setdefault(job.settings, {}).update(dict.fromkeys(job.evaluations))
     return [Job(settings=settings, evaluations=tuple(evaluations)) for settings, evaluations in found.items()]
-
-
-def same(settings: Pretrain) -> Pretrain:
-    """Settings without what does not count: SimCLR has no teacher, whatever its momentum would be."""
-    if settings.method != "simclr":
-        return settings
-    return settings.model_copy(update={"ema": Pretrain.model_fields["ema"].default})
 
 
 def perform(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -28,3 +30,8 @@ def accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
     """Share of rows whose label is among the `top` highest scores, in percent."""
     best = scores.topk(min(top, scores.shape[1]), dim=1).indices
     return 100.0 * int((best == labels.to(best.device)[:, None]).any(1).sum()) / len(labels)
+
+
+def worse_than_guessing(loss: float, classes: int) -> bool:
+    """Whether a layer's loss is more than twice that of a guess among the classes: it diverged."""
+    return loss > 2 * math.log(classes) > 0

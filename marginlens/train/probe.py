@@ -23,7 +23,7 @@ from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
 from marginlens.train.identity import evaluation_name
-from marginlens.train.knn import accuracy
+from marginlens.train.knn import accuracy, worse_than_guessing
 from marginlens.train.linear import Linear
 from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.progress import Display
@@ -136,10 +136,10 @@ def linear_probes(
 
 def _worth(linear: Linear, loss: float, test: Tensor, labels: Tensor, classes: int, display: Display) -> dict[str, Any]:
     """Accuracy of a layer on the test images, and the loss that its training ended with."""
-    if loss > 2 * (guess := math.log(classes)) > 0:
+    if worse_than_guessing(loss, classes):
         display.say(
-            f"warning: the probe's loss ended at {loss:.1f}, and guessing has {guess:.1f}: it diverged, and its "
-            f"accuracy says nothing of the backbone; lower --lr ({linear.settings.lr:g}) or give it more epochs"
+            f"warning: the probe's loss ended at {loss:.1f}, and guessing has {math.log(classes):.1f}: it diverged, "
+            f"and its accuracy says nothing of the backbone; lower --lr ({linear.settings.lr:g}) or give it more epochs"
         )
     with torch.no_grad():
         scores = linear.layer(test)

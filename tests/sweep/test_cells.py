@@ -51,9 +51,6 @@ def test_what_is_not_a_cell_s(tmp_path):
     own = cells.job(cell, 0).settings
     for change in ({"lr": 0.05}, {"effect": "plain"}, {"limit": 100}, {"epochs": 201}, {"epochs": 20, "warmup": 4}):
         assert cells.match(cell, run(tmp_path, own.model_copy(update=change))) is None, change
-    simclr = find("SimCLR/CIFAR10/plain", "tab2")[0]
-    settings = cells.job(simclr, 0).settings
-    assert cells.match(simclr, run(tmp_path, settings.model_copy(update={"ema": 0.5}))) == "exact"  # it has no teacher
     assert cells.match(find("MoCo/ImageNet/plain")[0], run(tmp_path, own)) is None
 
 
@@ -91,36 +88,33 @@ def test_a_job_survives_json():
         assert again.evaluations[0].settings.epochs == 7
 
 
-def test_a_measured_number_carries_its_label(tmp_path):
+def test_which_evaluation_stands_for_a_rehearsed_cell(tmp_path):
     (cell,) = find("MoCo/CIFAR10->CIFAR100/pos", "tab3")
     job = cells.job(cell, 0, dataset="shapes")
     (probe,) = find("MoCo/CIFAR10/pos", "tab2")
     done = made(job, tmp_path)
-    record, label = cells.measured(cell, done)
-    assert (record["kind"], record["top1"], label) == ("transfer", 50.0, "rehearsal")
-    assert cells.measured(probe, done) is None  # it was not probed
-    exact = Run(done.path, cells.job(probe, 0).settings, "", "", (0, 0, 0), (1, 1, 1))
-    (done.path / "evaluations").rename(tmp_path / "gone")
-    assert cells.measured(probe, exact) is None
+    assert {cells.match(wanted, done) for wanted in (cell, probe)} == {"rehearsal"}
+    (record,) = cells.standing(cell, done, done.evaluations, "rehearsal")
+    assert (record["kind"], record["top1"]) == ("transfer", 50.0)
+    assert cells.standing(probe, done, done.evaluations, "rehearsal") == []  # it was not probed
 
 
-def test_a_shorter_probe_makes_a_run_a_shorter_look(tmp_path, monkeypatch):
+def test_a_longer_probe_comes_first_and_another_is_none(tmp_path):
     (cell,) = find("MoCo/CIFAR10/pos", "tab2")
-    whole, short = (cells.follows(cell, probe_epochs=n) for n in (None, 10))
-    other = cells.follows(cell).settings.model_copy(update={"lr": 0.1})
+    whole, short = (cells.follows(cell, probe_epochs=n).settings for n in (None, 10))
+    long, other = (whole.model_copy(update=more) for more in ({"epochs": 101}, {"lr": 0.1}))
 
     def found(*settings):
         facts = [{"kind": "probe", "data": "cifar10", "settings": s.model_dump(mode="json")} for s in settings]
-        monkeypatch.setattr(Run, "evaluations", facts)
-        result = cells.measured(cell, run(tmp_path, cells.job(cell, 0).settings))
-        return result and (result[0]["settings"]["epochs"], result[1])
+        standing = cells.standing(cell, run(tmp_path, cells.job(cell, 0).settings), facts, "exact")
+        return [one["settings"]["epochs"] for one in standing]
 
-    assert found(short.settings) == (10, "shorter")
-    assert found(short.settings, whole.settings) == (100, "exact")
-    assert found(other) is None
+    assert found(short) == [10]
+    assert found(short, whole) == [100, 10]
+    assert found(other, long) == []
 
 
-def test_of_probes_alike_the_latest_counts(tmp_path, monkeypatch):
+def test_of_probes_alike_the_latest_counts(tmp_path):
     """Whatever their files are called: data of one name may have been prepared anew in between."""
     (cell,) = find("MoCo/CIFAR10->CIFAR100/pos", "tab3")
     asked = cells.follows(cell).settings.model_dump(mode="json")
@@ -133,5 +127,4 @@ def test_of_probes_alike_the_latest_counts(tmp_path, monkeypatch):
         )
     )
     for held in ([old, new], [new, old], [new, old, later], [later, new]):
-        monkeypatch.setattr(Run, "evaluations", held)
-        assert cells.measured(cell, run(tmp_path, cells.job(cell, 0).settings))[0] is new
+        assert cells.standing(cell, run(tmp_path, cells.job(cell, 0).settings), held, "exact")[0] is new
