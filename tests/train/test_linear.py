@@ -43,3 +43,18 @@ def test_the_beginning_is_the_seeds():
     assert not torch.equal(one.weight, other.weight)
     assert not one.bias.any()
     assert 0.005 < float(one.weight.detach().std()) < 0.02
+
+
+@pytest.mark.parametrize("k", [0.25, 4.0])
+def test_larger_features_are_a_higher_rate(k):
+    """Without bias and from the same scores, features k times as large learn as at k squared times the rate."""
+    torch.manual_seed(0)
+    x, y = torch.randn(100, 12, device=DEVICE), torch.randint(5, (100,), device=DEVICE)
+    small, large = (Linear(12, 5, Probe(batch=16), DEVICE) for _ in range(2))
+    large.layer.weight.data.div_(k)
+    for linear in (small, large):
+        linear.learning, linear.momenta = linear.learning[:1], linear.momenta[:1]
+    rates = [0.1 / (1 + i) for i in range(7)]
+    found = small.epoch(x, y, [rate * k * k for rate in rates])
+    torch.testing.assert_close(large.epoch(k * x, y, rates), found, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(k * large.layer.weight, small.layer.weight, rtol=1e-4, atol=1e-5)
