@@ -43,7 +43,11 @@ details:target>summary,tr:target{background:var(--wash)}.state{color:var(--soft)
 pre{background:var(--wash);padding:.6rem .8rem;border-radius:5px;overflow-x:auto;font-size:.85rem;margin:.4rem 0;
 white-space:pre-wrap;overflow-wrap:anywhere}[hidden]{display:none!important}
 """
-    + "".join(f".s{i}{{stroke:var(--c{i})}}.k{i}{{fill:var(--c{i});background:var(--c{i})}}" for i in range(8))
+    + "".join(
+        f".s{i}{{stroke:var(--c{i})}}.k{i}{{fill:var(--c{i});background:var(--c{i})}}"
+        f".k{i}.hollow{{fill:var(--paper);stroke:var(--c{i});background:var(--paper);border:2px solid var(--c{i})}}"
+        for i in range(8)
+    )
     + """
 @media(max-width:560px){body{margin:.8rem auto;padding:0 .8rem}table{font-size:.85rem}td,th{padding-right:.55rem}
 td{white-space:normal}td.wide{min-width:10rem}

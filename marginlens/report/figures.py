@@ -20,6 +20,9 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
 CLOSE = 26
 """Labels of an axis that would lie nearer than this are left out, in pixels."""
 
+COLOURS = 8
+"""After so many they come again, with hollow marks and broken lines."""
+
 Scale = Callable[[float], float]
 
 
@@ -75,7 +78,7 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> s
 
 
 def panel(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> str:
-    """Lines over a logarithmic axis, which has a label at each value that a point has."""
+    """Lines over a logarithmic axis, with a label at each value that a point has, where there is room."""
     values = sorted({point.x for points in series.values() for point in points})
     return _draw(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series, {})
 
@@ -102,7 +105,7 @@ def _draw(
         parts += [_mark(i, p, across[p.x], up, own=True) for p in found]
         parts += [_mark(i, p, across[p.x], up, own=False) for p in printed.get(own, [])]
     shown = [(i, own) for i, (own, found) in enumerate(series.items()) if found or own in printed]
-    keys = "".join(f'<span><i class="k{i % 8}"></i>{html.escape(own)}</span>' for i, own in shown)
+    keys = "".join(f'<span><i class="{_colour(i)}"></i>{html.escape(own)}</span>' for i, own in shown)
     keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
     head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(about)}">'
     return f'<figure class="panel">{head}{"".join(parts)}</svg><figcaption class="key">{keys}</figcaption></figure>'
@@ -159,16 +162,21 @@ def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks
 
 def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Scale) -> str:
     d = "L".join(f"{across[p.x]:.1f} {up(p.y):.1f}" for p in points if math.isfinite(p.x))
-    return f'<path class="line s{i % 8}" d="M{d}"/>' if d else ""
+    return f'<path class="line s{i % COLOURS}{" second" * (i >= COLOURS)}" d="M{d}"/>' if d else ""
+
+
+def _colour(i: int) -> str:
+    """The class of a series' marks."""
+    return f"k{i % COLOURS}{' hollow' * (i >= COLOURS)}"
 
 
 def _mark(i: int, point: Point, x: float, up: Scale, *, own: bool) -> str:
-    """A filled disc for ours, which leads to the run, an empty diamond for a published number; both with error bars."""
+    """A disc for ours, which leads to the run, an empty diamond for a published number; both with error bars."""
     y, low, high = up(point.y), up(point.y - point.spread), up(point.y + point.spread)
-    bar = f'<path class="bar s{i % 8}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' if point.spread else ""
+    bar = f'<path class="bar s{i % COLOURS}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' if point.spread else ""
     title = f"<title>{html.escape(point.said)}</title>"
     if not own:
         d = f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"
-        return f'{bar}<path class="printed s{i % 8}" d="{d}">{title}</path>'
-    disc = f'<circle class="dot k{i % 8}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+        return f'{bar}<path class="printed s{i % COLOURS}" d="{d}">{title}</path>'
+    disc = f'<circle class="dot {_colour(i)}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
     return f'{bar}<a href="#{point.link}" aria-label="{html.escape(point.said)}">{disc}</a>'

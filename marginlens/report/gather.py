@@ -28,9 +28,17 @@ class Value:
     """A number that a run gave."""
 
     run: Seen
-    top1: float
-    diverged: bool = False
-    """By its probe's loss."""
+    one: Mapping[str, Any]
+    """The evaluation that it stands in."""
+
+    @property
+    def top1(self) -> float:
+        return float(self.one["top1"])
+
+    @property
+    def diverged(self) -> bool:
+        """By its probe's loss."""
+        return diverged(self.one)
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,7 @@ def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list
             said = odd_data(able[0], kind, usual) if able and found is None else ""
         if found is not None:
             label = _label(cell, seen, kind, found)
-            value = Value(seen, float(found["top1"]), diverged(found))
+            value = Value(seen, found)
             first = values.setdefault(label, {}).setdefault(seen.settings.seed, value)
             said = "" if first.run is seen else f"not counted: {first.run.entry.name} has this seed already"
             if label and kind == "exact" and not said:

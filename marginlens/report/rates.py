@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marginlens.report.figures import Point, panel, panels
@@ -16,8 +16,7 @@ from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, diverged, odd
-from marginlens.sweep.cells import follows
-from marginlens.sweep.job import Evaluation
+from marginlens.train.identity import NEUTRAL_EVALUATION
 
 Series = dict[float, dict[str, Any]]
 """Probes by their learning rate, the same in all else."""
@@ -28,10 +27,14 @@ def series(seen: Seen) -> dict[str, Series]:
     found: dict[str, Series] = {}
     for one in seen.evaluations:
         if one["kind"] != "knn":
-            rest = {name: value for name, value in one["settings"].items() if name != "lr"}
-            shared = json.dumps([one["kind"], one["data"], one["data_fingerprint"], rest], sort_keys=True)
-            found.setdefault(shared, {})[float(one["settings"]["lr"])] = one
+            found.setdefault(_shared(one), {})[float(one["settings"]["lr"])] = one
     return {shared: dict(sorted(probes.items())) for shared, probes in found.items() if len(probes) > 1}
+
+
+def _shared(one: Mapping[str, Any]) -> str:
+    """All that tells a probe from others, but for its rate."""
+    rest = {name: value for name, value in (NEUTRAL_EVALUATION | one["settings"]).items() if name != "lr"}
+    return json.dumps([one["kind"], one["data"], one["data_fingerprint"], rest], sort_keys=True)
 
 
 def beside(seen: Seen) -> list[dict[str, Any]]:
@@ -46,23 +49,22 @@ def beside(seen: Seen) -> list[dict[str, Any]]:
 
 
 def highest(line: Line) -> Item:
-    """What a cell's runs have at the learning rate that suits them best, of those that all of them were probed at."""
-    wanted = follows(line.cell)
-    found: list[dict[float, float]] = []
-    for run in (value.run for value in line.values):
-        own = [probes for probes in series(run).values() if any(_stands(one, wanted) for one in probes.values())]
-        found += [{rate: float(one["top1"]) for rate, one in probes.items()} for probes in own[:1]]
-    if not found or len(found) < len(line.values):
+    """What a cell's runs have at the learning rate that suits them best; nothing where a seed has only one rate."""
+    found = [(value.run, series(value.run).get(_shared(value.one), {})) for value in line.values]
+    if (best := _best(found)) is None:
         return Item()
-    rates = [rate for rate in found[0] if all(rate in tops for tops in found)]
-    means = {rate: statistics.fmean(tops[rate] for tops in found) for rate in rates}
-    best = max(means, key=means.__getitem__)
-    return say(f"{number(means[best])} at {best:g}", sort=means[best])
+    edge = " (the highest tried)" if best[0] == max(rate for _, probes in found for rate in probes) else ""
+    return say(f"{number(best[1])} at {best[0]:g}{edge}", sort=best[1])
 
 
-def _stands(one: dict[str, Any], wanted: Evaluation) -> bool:
-    """Whether this is the probe of a cell, at the recipe's rate as in all else."""
-    return one["kind"] == wanted.kind and one["data"] == wanted.data and not odd(one)
+def _best(group: Sequence[tuple[Seen, Series]]) -> tuple[float, float] | None:
+    """Of the rates that every seed was probed at, and none diverged, the one with the highest mean, and that mean."""
+    means = {
+        rate: statistics.fmean(float(held[rate]["top1"]) for _, held in group)
+        for rate in (group[0][1] if group else {})
+        if all(rate in held and not diverged(held[rate]) for _, held in group)
+    }
+    return max(means.items(), key=lambda pair: pair[1], default=None)
 
 
 def rates_grid(gathered: Gathered) -> Grid:
@@ -87,8 +89,9 @@ def rates_figure(gathered: Gathered) -> str:
         chosen, besides = first.settings, apart(first.settings)
         of = _measured(probes), f"{chosen.method} {chosen.data}, {chosen.epochs} epochs"
         effect = f"{chosen.effect}, {besides}" if besides else chosen.effect
-        if effect in found.setdefault(of, {}):  # as far as settings tell; its data or numerics are others
-            effect = f"{effect} ({first.run.id})"
+        named, names = effect, found.setdefault(of, {})
+        while effect in names:  # as far as settings tell; the data's content or the numerics are others
+            effect = f"{named} [{len(names) + 1}]"
         for rate in sorted({rate for _, held in group for rate in held}):
             tops = [held[rate]["top1"] for _, held in group if rate in held]
             spread = statistics.stdev(tops) if len(tops) > 1 else 0.0
@@ -130,8 +133,8 @@ def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[
     norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
     norm = statistics.fmean(norms) if norms else None
     cells = _means(group, rates)
-    means = {rate: cell.sort for rate, cell in cells.items() if cell.sort is not None}
-    best = max(means, key=means.__getitem__)
+    best = _best(group)
     runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))
+    at = Item() if best is None else say(f"{best[0]:g}", sort=best[0])
     size = say("" if norm is None else f"{norm:.2f}", sort=norm)
-    return runs, say(about), say(_measured(probes)), size, *cells.values(), say(f"{best:g}", sort=best)
+    return runs, say(about), say(_measured(probes)), size, *cells.values(), at

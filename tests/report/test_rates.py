@@ -68,12 +68,44 @@ def test_the_brief_table_has_what_the_rate_that_suits_best_gives(store):
     path = next(store.glob("*plain-seed0*"))
     rates(path, {30.0: 90.0})  # one of two seeds: no mean over seeds
     rates(path, {10.0: 95.0, 1.0: 94.0}, holdout=5000)
-    assert best(store) == {"CIFAR100": "65.50 at 10", "CIFAR100 → CIFAR10": "80.00 at 10"}
+    assert best(store) == {"CIFAR100": "65.50 at 10", "CIFAR100 → CIFAR10": "80.00 at 10 (the highest tried)"}
 
 
 def test_the_brief_table_says_nothing_where_a_seed_has_one_rate(store):
     write_run(store, data="cifar100", seed=2, probe=62.0)
-    assert best(store) == {"CIFAR100": "", "CIFAR100 → CIFAR10": "80.00 at 10"}
+    assert best(store) == {"CIFAR100": "", "CIFAR100 → CIFAR10": "80.00 at 10 (the highest tried)"}
+
+
+def test_a_rate_that_diverged_is_not_the_best(tmp_path):
+    path = write_run(tmp_path, data="cifar100", probe=60.0)
+    rates(path, {3.0: 62.0, 100.0: 67.0})
+    for file in (path / "evaluations").iterdir():
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps(known | {"loss": 50.0} if known["settings"]["lr"] == 100 else known))
+    assert best(tmp_path) == {"CIFAR100": "62.00 at 3"}
+    (row,) = texts(rates_grid(read(tmp_path)))
+    assert (row["lr 100"], row["highest at"]) == ("67.00 (diverged)", "3")
+
+
+def test_only_the_probes_beside_the_one_that_counts(tmp_path):
+    """Transfers to data of another content stand aside, whichever comes first."""
+    for seed in (0, 1):
+        path = write_run(tmp_path, data="cifar100", seed=seed, probe=60.0)
+        rates(path, {1.0: 78.0, 10.0: 80.0, 30.0: 79.0}, data="cifar10", kind="transfer")
+        if not seed:
+            rates(path, {1.0: 50.0, 10.0: 55.0}, data="cifar10", kind="transfer", content="a" * 64)
+    assert best(tmp_path)["CIFAR100 → CIFAR10"] == "80.00 at 10"
+
+
+def test_a_record_from_before_an_option_is_in_its_series(tmp_path):
+    path = write_run(tmp_path, data="cifar100", probe=60.0)
+    rates(path, {3.0: 66.0, 10.0: 65.0})
+    for file in (path / "evaluations").iterdir():
+        known = json.loads(file.read_text())
+        if known["settings"]["lr"] == 1:
+            del known["settings"]["resize"]
+            file.write_text(json.dumps(known))
+    assert best(tmp_path) == {"CIFAR100": "66.00 at 3"}
 
 
 def test_the_recipes_rate_may_be_the_best(tmp_path):
@@ -122,9 +154,14 @@ def test_runs_that_differ_in_their_data_are_lines_of_their_own(tmp_path):
         path = write_run(tmp_path / content, data="cifar100", probe=60.0, content=content)
         rates(path, {10.0: 64.0}, content=content)
     both = gather([*scan(tmp_path / "a"), *scan(tmp_path / "b")], TABLES)
-    lines = re.findall(r'<i class="k\d"></i>(.*?)</span>', rates_figure(both))
-    assert [line.split(" ")[0] for line in lines] == ["plain", "plain"]
-    assert len(set(lines)) == 2
+    assert re.findall(r'<i class="k\d"></i>(.*?)</span>', rates_figure(both)) == ["plain", "plain [2]"]
+
+
+def test_nine_lines_look_different(tmp_path):
+    for s in range(2, 11):
+        rates(write_run(tmp_path, data="cifar100", effect=f"emphasis(s={s})", probe=50.0 + s), {10.0: 60.0 + s})
+    made = rates_figure(read(tmp_path))
+    assert len(set(re.findall(r'<i class="(.*?)"', made))) == len(set(re.findall(r'class="(line.*?)"', made))) == 9
 
 
 def test_a_seed_that_lacks_a_rate_is_said(store):
