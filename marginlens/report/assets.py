@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+COLOURS = 8
+"""Of lines and marks: --c0 to --c7."""
+
 STYLE = (
     """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#5c6670;--rule:#d9dde2;--wash:#f3f5f7;--link:#0b62b0;
@@ -46,7 +49,7 @@ white-space:pre-wrap;overflow-wrap:anywhere}[hidden]{display:none!important}
     + "".join(
         f".s{i}{{stroke:var(--c{i})}}.k{i}{{fill:var(--c{i});background:var(--c{i})}}"
         f".k{i}.hollow{{fill:var(--paper);stroke:var(--c{i});background:var(--paper);border:2px solid var(--c{i})}}"
-        for i in range(8)
+        for i in range(COLOURS)
     )
     + """
 @media(max-width:560px){body{margin:.8rem auto;padding:0 .8rem}table{font-size:.85rem}td,th{padding-right:.55rem}

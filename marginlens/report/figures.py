@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marginlens.paper import Cell, Published, Table, elsewhere
+from marginlens.report.assets import COLOURS
 from marginlens.report.gather import Line
 from marginlens.report.grids import number
 
@@ -19,9 +20,6 @@ WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
 CLOSE = 26
 """Labels of an axis that would lie nearer than this are left out, in pixels."""
-
-COLOURS = 8
-"""After so many they come again, with hollow marks and broken lines."""
 
 Scale = Callable[[float], float]
 
@@ -96,7 +94,10 @@ def _draw(
     series: Mapping[str, Sequence[Point]],
     printed: Mapping[str, Sequence[Point]],
 ) -> str:
-    """A panel: each series in a colour of its own, in the order given, also where it has no point."""
+    """A panel: each series in a colour of its own, in the order given, also where it has no point.
+
+    When the colours come again, marks are hollow and lines broken.
+    """
     points = [p for group in (*series.values(), *printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
     parts = [_axes(name, label, across, up, ticks)]

@@ -68,8 +68,7 @@ class Line:
 
     @property
     def std(self) -> float | None:
-        """The sample standard deviation over seeds; none for one seed."""
-        return statistics.stdev(v.top1 for v in self.values) if len(self.values) > 1 else None
+        return std_of([v.top1 for v in self.values])
 
     @property
     def difference(self) -> float | None:
@@ -125,6 +124,11 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     labels = {seen.key: seen.numerics for seen in runs if seen.numerics}
     labels |= {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
+
+
+def std_of(numbers: Sequence[float]) -> float | None:
+    """The sample standard deviation over seeds; none for one seed."""
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
 
 
 def _read(table: Table) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marginlens.paper import Table
-from marginlens.report.gather import Gathered, Line
+from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import odd
 
@@ -82,8 +82,8 @@ def mean_of(numbers: Sequence[float], seeds: int, diverged: int, run: Seen) -> I
     """The mean of what some of the seeds have, with its spread; nothing where none has it."""
     if not numbers:
         return Item()
-    mean, std = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
-    return say(noted(number(mean, std), len(numbers), seeds, diverged), run, mean)
+    mean = statistics.fmean(numbers)
+    return say(noted(number(mean, std_of(numbers)), len(numbers), seeds, diverged), run, mean)
 
 
 def paper_grid(table: Table, lines: Sequence[Line]) -> Grid:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marginlens.report.figures import Point, panel, panels
-from marginlens.report.gather import Gathered, Line
+from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, diverged, odd
@@ -83,8 +83,7 @@ def rates_grid(gathered: Gathered) -> Grid:
 def rates_figure(gathered: Gathered) -> str:
     """A panel for what was pre-trained on and how it was probed, in it a line for each effect, plain first."""
     found: dict[tuple[str, str], dict[str, list[Point]]] = {}
-    groups = _groups(gathered)
-    for group in sorted(groups, key=lambda group: group[0][0].settings.effect != "plain"):
+    for group in sorted(_groups(gathered), key=lambda group: group[0][0].settings.effect != "plain"):
         first, probes = group[0]
         chosen, besides = first.settings, apart(first.settings)
         of = _measured(probes), f"{chosen.method} {chosen.data}, {chosen.epochs} epochs"
@@ -92,12 +91,11 @@ def rates_figure(gathered: Gathered) -> str:
         named, names = effect, found.setdefault(of, {})
         while effect in names:  # as far as settings tell; the data's content or the numerics are others
             effect = f"{named} [{len(names) + 1}]"
+        names[effect] = []
         for rate in sorted({rate for _, held in group for rate in held}):
-            tops = [held[rate]["top1"] for _, held in group if rate in held]
-            spread = statistics.stdev(tops) if len(tops) > 1 else 0.0
-            said = f"{effect}, lr {rate:g}: {_means(group, [rate])[rate].text}"
-            point = Point(rate, statistics.fmean(tops), spread, said, first.key)
-            found[of].setdefault(effect, []).append(point)
+            tops = [float(one["top1"]) for one in _at(group, rate)]
+            said = f"{effect}, lr {rate:g}: {_mean(group, rate).text}"
+            names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key))
     label = "learning rate of the linear layer"
     return panels([panel(name, f"{label} ({on})", found[name, on]) for name, on in sorted(found)])
 
@@ -116,13 +114,14 @@ def _measured(probes: Series) -> str:
     return measure(next(iter(probes.values())), but=("lr",))
 
 
-def _means(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> dict[float, Item]:
-    """The mean over seeds at each rate."""
-    tops = {rate: [held[rate] for _, held in group if rate in held] for rate in rates}
-    return {
-        rate: mean_of([known["top1"] for known in found], len(group), sum(map(diverged, found)), group[0][0])
-        for rate, found in tops.items()
-    }
+def _at(group: Sequence[tuple[Seen, Series]], rate: float) -> list[dict[str, Any]]:
+    """What the seeds that were probed at a rate have there."""
+    return [held[rate] for _, held in group if rate in held]
+
+
+def _mean(group: Sequence[tuple[Seen, Series]], rate: float) -> Item:
+    found = _at(group, rate)
+    return mean_of([one["top1"] for one in found], len(group), sum(map(diverged, found)), group[0][0])
 
 
 def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
@@ -132,9 +131,8 @@ def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[
     about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
     norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
     norm = statistics.fmean(norms) if norms else None
-    cells = _means(group, rates)
     best = _best(group)
     runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))
     at = Item() if best is None else say(f"{best[0]:g}", sort=best[0])
     size = say("" if norm is None else f"{norm:.2f}", sort=norm)
-    return runs, say(about), say(_measured(probes)), size, *cells.values(), at
+    return runs, say(about), say(_measured(probes)), size, *(_mean(group, rate) for rate in rates), at
