@@ -49,12 +49,15 @@ def beside(seen: Seen) -> list[dict[str, Any]]:
 
 
 def highest(line: Line) -> Item:
-    """What a cell's runs have at the learning rate that suits them best; nothing where a seed has only one rate."""
+    """What a cell's runs have at the learning rate that suits them best, of the seeds that have more rates than one."""
     found = [(value.run, series(value.run).get(_shared(value.one), {})) for value in line.values]
+    found = [(run, probes) for run, probes in found if probes]
     if (best := _best(found)) is None:
         return Item()
-    edge = " (the highest tried)" if best[0] == max(rate for _, probes in found for rate in probes) else ""
-    return say(f"{number(best[1])} at {best[0]:g}{edge}", sort=best[1])
+    notes = ["the highest tried"] if best[0] == max(rate for _, probes in found for rate in probes) else []
+    notes += [f"{len(found)} of {len(line.values)} seeds"] if len(found) < len(line.values) else []
+    about = f" ({', '.join(notes)})" if notes else ""
+    return say(f"{number(best[1])} at {best[0]:g}{about}", sort=best[1])
 
 
 def _best(group: Sequence[tuple[Seen, Series]]) -> tuple[float, float] | None:

@@ -71,9 +71,21 @@ def test_the_brief_table_has_what_the_rate_that_suits_best_gives(store):
     assert best(store) == {"CIFAR100": "65.50 at 10", "CIFAR100 → CIFAR10": "80.00 at 10 (the highest tried)"}
 
 
-def test_the_brief_table_says_nothing_where_a_seed_has_one_rate(store):
-    write_run(store, data="cifar100", seed=2, probe=62.0)
-    assert best(store) == {"CIFAR100": "", "CIFAR100 → CIFAR10": "80.00 at 10 (the highest tried)"}
+def test_the_brief_table_says_of_how_many_seeds_where_some_have_one_rate(store):
+    """They are left out, not taken for the best rate of the others."""
+    path = write_run(store, data="cifar100", seed=2, probe=99.0)
+    for earlier in store.glob("*plain-seed[01]*"):
+        rates(earlier, {30.0: 61.0})
+    rates(path, {1.0: 99.0}, data="cifar10", kind="transfer")
+    assert best(store) == {
+        "CIFAR100": "65.50 at 10 (2 of 3 seeds)",
+        "CIFAR100 → CIFAR10": "80.00 at 10 (the highest tried, 2 of 3 seeds)",
+    }
+
+
+def test_the_brief_table_says_nothing_where_all_have_one_rate(tmp_path):
+    write_run(tmp_path, data="cifar100", probe=62.0)
+    assert best(tmp_path) == {"CIFAR100": ""}
 
 
 def test_a_rate_that_diverged_is_not_the_best(tmp_path):
