@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marginlens.report.assets import COLOURS
 from marginlens.report.figures import Point, panel, panels
 from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
@@ -84,7 +85,10 @@ def rates_grid(gathered: Gathered) -> Grid:
 
 
 def rates_figure(gathered: Gathered) -> str:
-    """A panel for what was pre-trained on and how it was probed, in it a line for each effect, plain first."""
+    """A panel for what was pre-trained on and how it was probed, in it a line for each effect, plain first.
+
+    An effect has the same colour in all panels, as long as there are enough to tell lines apart.
+    """
     found: dict[tuple[str, str], dict[str, list[Point]]] = {}
     for group in sorted(_groups(gathered), key=lambda group: group[0][0].settings.effect != "plain"):
         first, probes = group[0]
@@ -100,7 +104,9 @@ def rates_figure(gathered: Gathered) -> str:
             said = f"{effect}, lr {rate:g}: {_mean(group, rate).text}"
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key))
     label = "learning rate of the linear layer"
-    return panels([panel(name, f"{label} ({on})", found[name, on]) for name, on in sorted(found)])
+    everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
+    places = everywhere if len(everywhere) <= 2 * COLOURS else {}
+    return panels([panel(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)])
 
 
 def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:

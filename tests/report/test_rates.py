@@ -176,6 +176,31 @@ def test_nine_lines_look_different(tmp_path):
     assert len(set(re.findall(r'<i class="(.*?)"', made))) == len(set(re.findall(r'class="(line.*?)"', made))) == 9
 
 
+def test_an_effect_has_one_colour_in_all_panels(tmp_path):
+    """Though the second panel lacks the second line."""
+    for effect in ("plain", "emphasis(s=3)", "ratio(m1=0.5)"):
+        path = write_run(tmp_path, data="cifar100", effect=effect, probe=60.0)
+        rates(path, {10.0: 64.0})
+        if effect != "emphasis(s=3)":
+            rates(path, {1.0: 70.0, 10.0: 71.0}, data="cifar10", kind="transfer")
+    first, second = rates_figure(read(tmp_path)).split('<figure class="panel">')[1:]
+    keys = [
+        {name: key for key, name in re.findall(r'<i class="(.*?)"></i>(.*?)</span>', made)} for made in (first, second)
+    ]
+    assert set(keys[1]) == {"plain", "ratio(m1=0.5)"}
+    assert len(set(keys[0].values())) == 3
+    assert keys[1].items() <= keys[0].items()
+
+
+def test_many_effects_in_other_panels_do_not_make_two_lines_alike(tmp_path):
+    for s in range(2, 44):
+        data = "cifar100" if s > 31 else "cifar10"
+        rates(write_run(tmp_path, data=data, effect=f"emphasis(s={s})", probe=50.0), {10.0: 60.0}, data=data)
+    made = rates_figure(read(tmp_path)).split('<figure class="panel">')[2]
+    keys = re.findall(r'<i class="(.*?)"', made)
+    assert len(keys) == len(set(keys)) == 12
+
+
 def test_a_seed_that_lacks_a_rate_is_said(store):
     path = next(store.glob("*plain-seed1*"))
     for file in (path / "evaluations").glob("probe-*"):
