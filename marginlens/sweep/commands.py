@@ -64,7 +64,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
 
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --seeds 3 --dry-run
 
-        marginlens reproduce tab2 tab3 --only "MoCo/*" --epochs 20 --limit-minutes 60 --records-only
+        marginlens reproduce tab2 tab3 --only "MoCo/*" "BYOL/*" --epochs 20 --limit-minutes 60 --records-only
 
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --dataset shapes
 
@@ -161,21 +161,25 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
     return merge(evenly(jobs))
 
 
-def _select(tables: Sequence[str], only: str) -> tuple[list[Cell], list[str]]:
-    """The cells to run, and a line on each that cannot be."""
+def _select(tables: Sequence[str], only: Sequence[str]) -> tuple[list[Cell], list[str]]:
+    """The cells to run, and a line on each that cannot be; a pattern must match in one of the tables."""
     if not tables:
         raise ValueError(f"name a table or figure of the paper: {', '.join(TABLES)}")
-    found: list[Cell] = []
-    refused = []
-    for table in dict.fromkeys(tables):
-        try:
-            found += find(only, table)
-        except ValueError as error:
-            if table not in TABLES or len(tables) == 1:
-                raise
-            refused.append(error)
-    if not found:
-        raise refused[0]
+    chosen: dict[str, Cell] = {}
+    refused: dict[str, dict[str, ValueError]] = {table: {} for table in tables}
+    for table in refused:
+        for pattern in dict.fromkeys(only):
+            try:
+                chosen |= {cell.address: cell for cell in find(pattern, table)}
+            except ValueError as error:
+                if table not in TABLES:
+                    raise
+                refused[table][pattern] = error
+    for pattern in only:
+        if all(pattern in errors for errors in refused.values()):
+            raise refused[tables[0]][pattern]
+    nothing = [str(errors[only[0]]) for errors in refused.values() if len(errors) == len(set(only))]
+    found = list(chosen.values())
     able = [cell for cell in found if cell.settings is not None]
     unable: dict[str, list[Cell]] = {}
     for cell in found:
@@ -184,7 +188,7 @@ def _select(tables: Sequence[str], only: str) -> tuple[list[Cell], list[str]]:
     notes = [f"left out: {len(few)} cells, the first {few[0].address}: {why}" for why, few in unable.items()]
     if not able:
         raise ValueError(f"none of these cells can be run: {next(iter(unable))}")
-    return able, [*(str(error) for error in refused), *notes]
+    return able, [*nothing, *notes]
 
 
 def _title(chosen: TableSelection) -> str:

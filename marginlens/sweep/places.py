@@ -62,7 +62,9 @@ class GridPlace(SweepPlace):
 class Selection(Settings):
     """Which cells of the paper, and how much of each."""
 
-    only: str = Field("*", description="Cells whose path matches, e.g. 'MoCo/CIFAR10/*'; --dry-run lists them.")
+    only: tuple[str, ...] = Field(
+        ("*",), min_length=1, description="Cells whose path matches one of these, e.g. 'MoCo/CIFAR10/*' '*/plain'."
+    )
     seeds: int = Field(1, ge=1, le=1000, description="Seeds of each cell: 0, 1, ...")
     epochs: int = Field(0, ge=0, description="A shorter look: epochs of pre-training; 0: the paper's.")
     probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: the paper's.")

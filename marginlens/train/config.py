@@ -242,5 +242,9 @@ def _line(found: Any) -> str:
     if found["type"] == "value_error":
         return str(found["ctx"]["error"])
     where = ".".join(str(part) for part in found["loc"])
-    said = found["msg"].replace("Input should be", "it must be").replace("Input", "it")
+    if found["type"] == "too_short" and not found["input"]:
+        return f"{where} is empty; give at least {found['ctx']['min_length']}"
+    said = (
+        found["msg"].replace("Input should be", "it must be").replace("Input", "it").replace("a valid tuple", "a list")
+    )
     return f"{where} is {found['input']!r}; {said}"

@@ -116,7 +116,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(f"{x:g}" for x in value)
+        return " ".join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 

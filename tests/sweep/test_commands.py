@@ -110,6 +110,21 @@ def test_reproduce_shares_backbones_and_labels_what_it_is(pretend, capsys):
     assert "5 runs: 5 to run" in out
 
 
+def test_several_patterns_name_the_cells_of_each_once(pretend, capsys):
+    """In the order of the tables' cells and not of the patterns; of a table that none matches a line says so."""
+
+    def cells(*patterns):
+        words = ("reproduce", "tab2", "tab3", "--only", *patterns, "--dry-run", "--json")
+        found = _json(pretend, capsys, *words)
+        return [cell for step in found["plan"] for cell in step["cells"]], found["notes"]
+
+    plain, pos = "Tab. 2: MoCo/CIFAR10/plain", "Tab. 2: MoCo/CIFAR10/pos"
+    both, notes = cells("MoCo/CIFAR10/pos", "moco/cifar10/p*n", "MoCo/CIFAR10/pos", "*/CIFAR10/plain")
+    assert both == [pos, plain, "Tab. 2: SimCLR/CIFAR10/plain", "Tab. 2: BYOL/CIFAR10/plain"]
+    assert [note for note in notes if note.startswith("no cell of Tab. 3 matches 'MoCo/CIFAR10/pos'")] == notes
+    assert cells("MoCo/CIFAR10/plain", "MoCo/CIFAR10->*/pos") == ([plain, "Tab. 3: MoCo/CIFAR10->CIFAR100/pos"], [])
+
+
 def test_a_dry_run_lists_the_cells(pretend, capsys):
     words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/plain", "--seeds", "2", "--dry-run")
     pretend(*words)
@@ -298,6 +313,8 @@ MISTAKES = {
     ("reproduce",): "name a table or figure",
     ("reproduce", "tab99"): "there is no table 'tab99'",
     ("reproduce", "tab2", "--only", "MoCo/CIFAR11/pos"): "near it: MoCo/CIFAR10/pos",
+    ("reproduce", "tab2", "--only", "MoCo/CIFAR10/pos", "BYOL/CIFAR11/plain"): "near it: BYOL/CIFAR10/plain",
+    ("reproduce", "tab2", "--only"): "only is empty; give at least 1",
     ("reproduce", "tab4"): "marginlens has neither ImageNet",
     ("reproduce", "tab5"): "has no cells to run",
     ("reproduce", "tab2", "--epochs", "300"): "--epochs is for a shorter look",
@@ -342,6 +359,8 @@ def test_settings_from_a_file_and_printed(pretend, capsys, tmp_path):
     assert [step["evaluations"] for step in found["plan"]] == [[], []]
     (tmp_path / "s.yaml").write_text("efect: plain\n")
     assert "there is no setting 'efect'" in refused(capsys, "sweep", "--config", "s.yaml", "--grid", "seed=0")
+    (tmp_path / "s.yaml").write_text("only: MoCo/*\n")
+    assert "only is 'MoCo/*'; it must be a list" in refused(capsys, "reproduce", "tab2", "--config", "s.yaml")
 
 
 def _json(pretend, capsys, *words):
