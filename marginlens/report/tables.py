@@ -1,4 +1,4 @@
-"""The tables as Markdown and as LaTeX.
+"""All tables of a report, and how they are written as Markdown.
 
 The same records give the same bytes: nothing here knows the time or the machine.
 """
@@ -12,12 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import SPREAD, WIDE, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
+from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
 from marginlens.report.rates import highest, rates_grid
-
-MOST_UPRIGHT = 7
-"""Columns of a LaTeX table on an upright page."""
 
 BEGIN, END = "<!-- marginlens report -->", "<!-- end of marginlens report -->"
 """Between these a Markdown file has the table of what was run."""
@@ -93,29 +90,6 @@ def _markdown_rows(head: Sequence[str], rows: Sequence[tuple[Item, ...]], link: 
     return "".join(f"{line}\n" for line in lines)
 
 
-def latex(gathered: Gathered) -> str:
-    """The tables as LaTeX for booktabs, longtable and lscape: \\input it, or copy one out."""
-    parts = ["% made by marginlens report from run records; needs \\usepackage{booktabs,longtable,lscape}\n"]
-    parts.append(f"% {SPREAD.replace('±', '+-')}\n")
-    for grid in grids(gathered):
-        head = " & ".join(_escape_latex(name) for name in grid.head)
-        wide = len(grid.head) > MOST_UPRIGHT
-        caption = f"{grid.title}. {grid.about}" if grid.key == "others" else grid.title  # it says what they share
-        widths = "".join("p{0.28\\linewidth}" if name in WIDE else "l" for name in grid.head)
-        if wide:  # on a page on its side, and as broad as that, however many columns there are
-            widths = f"p{{\\dimexpr\\linewidth/{len(grid.head)}-2\\tabcolsep\\relax}}" * len(grid.head)
-        before = "\\begin{landscape}\\footnotesize\\setlength{\\tabcolsep}{2pt}" if wide else "\\small"
-        parts.append(f"\n{{{before}\n\\begin{{longtable}}{{{widths}}}\n\\caption{{{_escape_latex(caption)}}}")
-        parts.append(f"\\label{{tab:ours-{grid.key}}}\\\\\n\\toprule\n{head} \\\\\n\\midrule\n\\endhead\n")
-        parts += [
-            f"{' & '.join(_joined(item, lambda piece: _escape_latex(piece.text)) for item in row)} \\\\\n"
-            for row in grid.rows
-        ]
-        after = "\\end{landscape}" if wide else ""
-        parts.append(f"\\bottomrule\n\\end{{longtable}}{after}}}\n")
-    return "".join(parts)
-
-
 def _joined(item: Item, write: Callable[[Piece], str]) -> str:
     return ", ".join(write(piece) for piece in item.pieces)
 
@@ -124,23 +98,3 @@ def _escape_markdown(text: str) -> str:
     flat = " ".join(text.split()).replace("->", "→")
     kept = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", flat)
     return kept.replace("&", "&amp;")
-
-
-_LATEX = {c: f"\\{c}" for c in "{}$&#%_"} | {
-    "\\": "\\textbackslash{}",
-    "^": "\\textasciicircum{}",
-    "~": "\\textasciitilde{}",
-    "<": "\\textless{}",
-    ">": "\\textgreater{}",
-    "|": "\\textbar{}",
-    "±": "$\\pm$",
-}
-
-
-def _escape_latex(text: str) -> str:
-    """What LaTeX sets as it is written; a letter that plain LaTeX has no glyph for becomes a question mark."""
-    flat = " ".join(text.split()).replace("->", "\0")
-    made = "".join(
-        _LATEX.get(c, c if c == "\0" or 32 <= ord(c) < 127 or ord(c) in range(192, 256) else "?") for c in flat
-    )
-    return made.replace("\0", "$\\to$")
