@@ -5,13 +5,30 @@ from __future__ import annotations
 COLOURS = 8
 """Of lines and marks: --c0 to --c7."""
 
-STYLE = (
-    """
+INK = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#5c6670;--rule:#d9dde2;--wash:#f3f5f7;--link:#0b62b0;
 --bad:#b3261e;--c0:#1f6fb4;--c1:#d1495b;--c2:#2a9d6f;--c3:#b5760b;--c4:#7d5bb0;--c5:#00838f;--c6:#8d6e63;--c7:#607d8b}
 @media(prefers-color-scheme:dark){:root{--ink:#e4e7eb;--paper:#14171b;--soft:#9aa4af;--rule:#343a41;--wash:#1e2329;
 --link:#7db8f0;--bad:#ff8a80;--c0:#6aaeea;--c1:#f08090;--c2:#5fcf9f;--c3:#e0b050;--c4:#b79ae0;--c5:#4dd0e1;--c6:#bcaaa4;
 --c7:#a4b4bd}}
+"""
+"""Colours by light and dark."""
+
+DRAWN = """
+svg text{fill:var(--ink);font:12px system-ui,sans-serif}
+svg .name{font-weight:600;font-size:13px}svg .tick{fill:var(--soft);font-size:11.5px}
+svg .grid{stroke:var(--rule);fill:none}svg .axis{stroke:var(--soft);fill:none}svg .line{fill:none;stroke-width:1.8}
+svg .bar{stroke-width:1.4;fill:none}svg .printed{fill:var(--paper);stroke-width:1.6}svg .second{stroke-dasharray:5 4}
+""" + "".join(
+    f".s{i}{{stroke:var(--c{i})}}.k{i}{{fill:var(--c{i});background:var(--c{i})}}"
+    f".k{i}.hollow{{fill:var(--paper);stroke:var(--c{i});background:var(--paper);border:2px solid var(--c{i})}}"
+    for i in range(COLOURS)
+)
+"""Of a drawing, in the page or by itself."""
+
+STYLE = (
+    INK
+    + """
 *{box-sizing:border-box}html{scroll-padding-top:.8rem}
 body{font:16px/1.5 system-ui,sans-serif;max-width:1120px;margin:1.5rem auto;padding:0 1rem;color:var(--ink);
 background:var(--paper)}
@@ -36,21 +53,14 @@ input[type=search]{width:15rem}select{width:30rem}
 .panels{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(330px,100%),1fr))}.panel{margin:0}
 .key span{display:inline-block;margin-right:.9rem;font-size:.85rem;overflow-wrap:anywhere}
 .key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.3rem}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--ink);font:12px system-ui,sans-serif}
-svg .name{font-weight:600;font-size:13px}svg .tick{fill:var(--soft);font-size:11.5px}
-svg .grid{stroke:var(--rule);fill:none}svg .axis{stroke:var(--soft);fill:none}svg .line{fill:none;stroke-width:1.8}
-svg .bar{stroke-width:1.4;fill:none}svg .printed{fill:var(--paper);stroke-width:1.6}svg .second{stroke-dasharray:5 4}
+svg{width:100%;height:auto;display:block}
 details{border-bottom:1px solid var(--rule)}details.run{content-visibility:auto;contain-intrinsic-size:auto 2.2rem}
 summary{cursor:pointer;padding:.32rem 0;overflow-wrap:anywhere}details>div{padding:0 0 1rem 1.1rem}
 details:target>summary,tr:target{background:var(--wash)}.state{color:var(--soft)}.failed,.bad{color:var(--bad)}
 pre{background:var(--wash);padding:.6rem .8rem;border-radius:5px;overflow-x:auto;font-size:.85rem;margin:.4rem 0;
 white-space:pre-wrap;overflow-wrap:anywhere}[hidden]{display:none!important}
 """
-    + "".join(
-        f".s{i}{{stroke:var(--c{i})}}.k{i}{{fill:var(--c{i});background:var(--c{i})}}"
-        f".k{i}.hollow{{fill:var(--paper);stroke:var(--c{i});background:var(--paper);border:2px solid var(--c{i})}}"
-        for i in range(COLOURS)
-    )
+    + DRAWN
     + """
 @media(max-width:560px){body{margin:.8rem auto;padding:0 .8rem}table{font-size:.85rem}td,th{padding-right:.55rem}
 td{white-space:normal}td.wide{min-width:10rem}

@@ -13,6 +13,7 @@ from marginlens.paper import TABLES
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.latex import latex as make_latex
 from marginlens.report.page import page
+from marginlens.report.rates import rates_picture
 from marginlens.report.tables import brief
 from marginlens.report.tables import insert as put_in
 from marginlens.report.tables import markdown as make_markdown
@@ -28,6 +29,7 @@ def report(
     markdown: Path | None = None,
     latex: Path | None = None,
     insert: Path | None = None,
+    rates: Path | None = None,
     json: bool = False,
 ) -> None:
     """Lays our runs beside the paper: one self-contained page, and the tables as Markdown and LaTeX.
@@ -49,21 +51,23 @@ def report(
         latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
         insert: Put a table of what was run into this Markdown file, between the marks <!-- marginlens report --> and
             <!-- end of marginlens report -->.
+        rates: Draw what probes at several learning rates gave into this file, as SVG.
         json: Print the tables' numbers as JSON.
     """
     found = read(runs, only)
-    text = insert_brief(found, insert.expanduser()) if insert else ""
+    more = {insert.expanduser(): insert_brief(found, insert.expanduser())} if insert else {}
+    more |= {rates.expanduser(): rates_picture(found)} if rates else {}
     written = write(found, runs, out, markdown, latex)
-    if insert:
-        _put(insert.expanduser(), text)
-        written.append(str(insert))
+    for path, text in more.items():
+        _put(path, text)
+        written.append(str(path))
     if json:
         print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
         print(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}")
     if found.bad:
-        more = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
-        raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{more}")
+        others = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
+        raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{others}")
 
 
 def read(runs: Sequence[Path], only: Sequence[str] = ()) -> Gathered:

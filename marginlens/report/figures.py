@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marginlens.paper import Cell, Published, Table, elsewhere
-from marginlens.report.assets import COLOURS
+from marginlens.report.assets import COLOURS, DRAWN, INK
 from marginlens.report.gather import Line
 from marginlens.report.grids import number
 
@@ -81,6 +81,26 @@ def panel(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> str:
     return _draw(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series, {})
 
 
+def picture(drawn: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]]) -> str:
+    """Such panels, two in a row, as an SVG file by itself; all have the same series, which one key explains below."""
+    wide, high = 2 * WIDTH, -(-len(drawn) // 2) * HEIGHT
+    parts = []
+    for i, (name, label, series) in enumerate(drawn):
+        values = sorted({point.x for points in series.values() for point in points})
+        plot = _plot(name, label, _across(values, log=True), series, {})
+        parts.append(f'<g transform="translate({i % 2 * WIDTH} {i // 2 * HEIGHT})">{plot}</g>')
+    x, y = LEFT, high + 18
+    for i, own in enumerate(drawn[0][2]):
+        room = 30 + 7 * len(own)
+        x, y = (LEFT, y + 20) if x > LEFT and x + room > wide else (x, y)
+        parts.append(f'<circle class="{_colour(i)}" cx="{x}" cy="{y - 4}" r="5"/>')
+        parts.append(f'<text x="{x + 12}" y="{y}">{html.escape(own)}</text>')
+        x += room
+    view = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y + 14}" width="{wide}"'
+    style = f'<style>{INK}{DRAWN}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
+    return f"<svg {view}>{style}{''.join(parts)}</svg>\n"
+
+
 def panels(drawn: Sequence[str]) -> str:
     """Panels side by side, as many as there is room for."""
     return f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""
@@ -98,6 +118,22 @@ def _draw(
 
     When the colours come again, marks are hollow and lines broken.
     """
+    shown = [(i, own) for i, (own, found) in enumerate(series.items()) if found or own in printed]
+    keys = "".join(f'<span><i class="{_colour(i)}"></i>{html.escape(own)}</span>' for i, own in shown)
+    keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(about)}">'
+    drawn = _plot(name, label, across, series, printed)
+    return f'<figure class="panel">{head}{drawn}</svg><figcaption class="key">{keys}</figcaption></figure>'
+
+
+def _plot(
+    name: str,
+    label: str,
+    across: Mapping[float, float],
+    series: Mapping[str, Sequence[Point]],
+    printed: Mapping[str, Sequence[Point]],
+) -> str:
+    """What is drawn in a panel: axes, lines, marks."""
     points = [p for group in (*series.values(), *printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
     parts = [_axes(name, label, across, up, ticks)]
@@ -105,11 +141,7 @@ def _draw(
         parts += [_line(i, sorted(found, key=lambda p: p.x), across, up)]
         parts += [_mark(i, p, across[p.x], up, own=True) for p in found]
         parts += [_mark(i, p, across[p.x], up, own=False) for p in printed.get(own, [])]
-    shown = [(i, own) for i, (own, found) in enumerate(series.items()) if found or own in printed]
-    keys = "".join(f'<span><i class="{_colour(i)}"></i>{html.escape(own)}</span>' for i, own in shown)
-    keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(about)}">'
-    return f'<figure class="panel">{head}{"".join(parts)}</svg><figcaption class="key">{keys}</figcaption></figure>'
+    return "".join(parts)
 
 
 def _published(cell: Cell) -> tuple[str, Published] | None:
@@ -180,4 +212,6 @@ def _mark(i: int, point: Point, x: float, up: Scale, *, own: bool) -> str:
         d = f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"
         return f'{bar}<path class="printed s{i % COLOURS}" d="{d}">{title}</path>'
     disc = f'<circle class="dot {_colour(i)}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+    if not point.link:
+        return bar + disc
     return f'{bar}<a href="#{point.link}" aria-label="{html.escape(point.said)}">{disc}</a>'

@@ -2,6 +2,7 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -9,7 +10,7 @@ from marginlens.paper import TABLES
 from marginlens.report.gather import gather
 from marginlens.report.others import others_grid
 from marginlens.report.page import page
-from marginlens.report.rates import rates_figure, rates_grid
+from marginlens.report.rates import rates_figure, rates_grid, rates_picture
 from marginlens.report.tables import brief, grids
 from marginlens.runs.store import scan
 from tests.report.folders import CONTENT, evaluate, write_run
@@ -199,6 +200,34 @@ def test_many_effects_in_other_panels_do_not_make_two_lines_alike(tmp_path):
     made = rates_figure(read(tmp_path)).split('<figure class="panel">')[2]
     keys = re.findall(r'<i class="(.*?)"', made)
     assert len(keys) == len(set(keys)) == 12
+
+
+def test_a_picture_stands_by_itself(store):
+    """Of the recipe's probes but for their rate; what it says is what the page's panels say."""
+    path = next(store.glob("*plain-seed0*"))
+    rates(path, {10.0: 95.0, 1.0: 94.0}, holdout=5000)
+    made = rates_picture(read(store))
+    root = ElementTree.fromstring(made)
+    texts = ["".join(node.itertext()) for node in root.findall(".//{*}text")]
+    assert [text for text in texts if text.startswith(("probe", "transfer"))] == ["probe cifar100", "transfer cifar10"]
+    assert texts[-2:] == ["plain", "emphasis(s=7), bn_splits=8"]
+    shown = [node.text for node in root.findall(".//{*}title")]
+    assert sorted(shown) == sorted(
+        point for name, (_, points) in drawn(store).items() if "(" not in name[0] for point in points
+    )
+    assert not root.findall(".//{*}a")
+    assert "var(--c1)" in root.find("{*}style").text
+
+
+def test_a_picture_of_nothing_or_of_too_much_is_refused(tmp_path):
+    for s in range(2, 20):
+        path = write_run(tmp_path, data="cifar100", effect=f"emphasis(s={s})", probe=60.0)
+        if s == 2:
+            with pytest.raises(ValueError, match="no run was probed at several learning rates"):
+                rates_picture(read(tmp_path))
+        rates(path, {10.0: 64.0})
+    with pytest.raises(ValueError, match=r"18 effects were probed .* a picture tells 16 apart"):
+        rates_picture(read(tmp_path))
 
 
 def test_a_seed_that_lacks_a_rate_is_said(store):

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 from marginlens.report.commands import insert_brief, read
+from marginlens.report.rates import rates_picture
 from marginlens.report.tables import markdown
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "run: marginlens report --runs results/runs --markdown docs/results.md --insert README.md"
+AGAIN = (
+    "run: marginlens report --runs results/runs --markdown docs/results.md --insert README.md --rates docs/rates.svg"
+)
 
 
 def test_the_results_are_those_of_the_records():
@@ -19,3 +22,7 @@ def test_the_results_are_those_of_the_records():
 def test_so_is_the_table_in_the_readme():
     readme = ROOT / "README.md"
     assert readme.read_text() == insert_brief(read([ROOT / "results" / "runs"]), readme), AGAIN
+
+
+def test_so_is_the_picture_of_learning_rates():
+    assert (ROOT / "docs" / "rates.svg").read_text() == rates_picture(read([ROOT / "results" / "runs"])), AGAIN
