@@ -1,8 +1,8 @@
 """From the paper's words to settings: its names, what it states, and the one reading that we chose.
 
 A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.train.config`. That recipe already has
-what the paper does not say and its results need: MoCo v3's projector ends in a batch norm without affine parameters
-(`METHOD_DEFAULTS`), without which s = 20 loses instead of gaining, and so does its predictor.
+what the paper does not say and its results need: MoCo v3's projector and predictor end in a batch norm without affine
+parameters (`METHOD_DEFAULTS`); without the projector's, s = 20 loses instead of gaining.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from marginlens.paper import Cell, Published, Table, elsewhere
 from marginlens.report.assets import COLOURS, DRAWN, INK
@@ -20,6 +20,9 @@ WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
 CLOSE = 26
 """Labels of an axis that would lie nearer than this are left out, in pixels."""
+
+LINES = 2 * COLOURS
+"""So many series look different."""
 
 Scale = Callable[[float], float]
 
@@ -33,6 +36,23 @@ class Point:
     spread: float
     said: str
     link: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series over an axis: each has a colour of its own, in the order given, also where it has no point.
+
+    When the colours come again, marks are hollow and lines broken.
+    """
+
+    name: str
+    about: str
+    label: str
+    across: Mapping[float, float]
+    """Where each value of the axis lies."""
+    series: Mapping[str, Sequence[Point]]
+    printed: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """Published numbers, by the series that they belong to."""
 
 
 def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> str:
@@ -55,7 +75,7 @@ def _series(table: Table, cell: Cell) -> str:
     return f"{name} ({cell.reading})" if cell.reading else name
 
 
-def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> str:
+def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> Panel:
     series: dict[str, list[Point]] = {_series(table, line.cell): [] for line in lines}
     printed: dict[str, list[Point]] = {}
     for line in lines:
@@ -72,25 +92,24 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> s
     across = _across(sorted({line.cell.at[table.x] for line in lines}), table.x_log)
     grid = "" if table.x in table.given else " (the grid is ours)"
     about = f"{table.name}, {name}: {table.y_label} by {table.x_label}"
-    return _draw(name, about, f"{table.x_label}{grid}", across, series, printed)
+    return Panel(name, about, f"{table.x_label}{grid}", across, series, printed)
 
 
-def panel(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> str:
+def logarithmic(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> Panel:
     """Lines over a logarithmic axis, with a label at each value that a point has, where there is room."""
     values = sorted({point.x for points in series.values() for point in points})
-    return _draw(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series, {})
+    return Panel(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series)
 
 
-def picture(drawn: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]]) -> str:
-    """Such panels, two in a row, as an SVG file by itself; all have the same series, which one key explains below."""
-    wide, high = 2 * WIDTH, -(-len(drawn) // 2) * HEIGHT
-    parts = []
-    for i, (name, label, series) in enumerate(drawn):
-        values = sorted({point.x for points in series.values() for point in points})
-        plot = _plot(name, label, _across(values, log=True), series, {})
-        parts.append(f'<g transform="translate({i % 2 * WIDTH} {i // 2 * HEIGHT})">{plot}</g>')
+def picture(shown: Sequence[Panel]) -> str:
+    """Panels two in a row, as an SVG file by itself; all have the same series, which one key explains below."""
+    wide, high = 2 * WIDTH, -(-len(shown) // 2) * HEIGHT
+    parts = [
+        f'<g transform="translate({i % 2 * WIDTH} {i // 2 * HEIGHT})">{_plot(one, linked=False)}</g>'
+        for i, one in enumerate(shown)
+    ]
     x, y = LEFT, high + 18
-    for i, own in enumerate(drawn[0][2]):
+    for i, own in enumerate(shown[0].series):
         room = 30 + 7 * len(own)
         x, y = (LEFT, y + 20) if x > LEFT and x + room > wide else (x, y)
         parts.append(f'<circle class="{_colour(i)}" cx="{x}" cy="{y - 4}" r="5"/>')
@@ -101,46 +120,30 @@ def picture(drawn: Sequence[tuple[str, str, Mapping[str, Sequence[Point]]]]) -> 
     return f"<svg {view}>{style}{''.join(parts)}</svg>\n"
 
 
-def panels(drawn: Sequence[str]) -> str:
+def panels(shown: Sequence[Panel]) -> str:
     """Panels side by side, as many as there is room for."""
-    return f'<div class="panels">{"".join(drawn)}</div>' if drawn else ""
+    return f'<div class="panels">{"".join(map(_draw, shown))}</div>' if shown else ""
 
 
-def _draw(
-    name: str,
-    about: str,
-    label: str,
-    across: Mapping[float, float],
-    series: Mapping[str, Sequence[Point]],
-    printed: Mapping[str, Sequence[Point]],
-) -> str:
-    """A panel: each series in a colour of its own, in the order given, also where it has no point.
-
-    When the colours come again, marks are hollow and lines broken.
-    """
-    shown = [(i, own) for i, (own, found) in enumerate(series.items()) if found or own in printed]
+def _draw(one: Panel) -> str:
+    shown = [(i, own) for i, (own, found) in enumerate(one.series.items()) if found or own in one.printed]
     keys = "".join(f'<span><i class="{_colour(i)}"></i>{html.escape(own)}</span>' for i, own in shown)
-    keys += "<span><b>&#9671;</b> published, in a table</span>" if printed else ""
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(about)}">'
-    drawn = _plot(name, label, across, series, printed)
+    keys += "<span><b>&#9671;</b> published, in a table</span>" if one.printed else ""
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(one.about)}">'
+    drawn = _plot(one, linked=True)
     return f'<figure class="panel">{head}{drawn}</svg><figcaption class="key">{keys}</figcaption></figure>'
 
 
-def _plot(
-    name: str,
-    label: str,
-    across: Mapping[float, float],
-    series: Mapping[str, Sequence[Point]],
-    printed: Mapping[str, Sequence[Point]],
-) -> str:
-    """What is drawn in a panel: axes, lines, marks."""
-    points = [p for group in (*series.values(), *printed.values()) for p in group]
+def _plot(one: Panel, *, linked: bool) -> str:
+    """What is drawn in a panel: axes, lines, marks, which lead to their runs where there is a page that has them."""
+    points = [p for group in (*one.series.values(), *one.printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
-    parts = [_axes(name, label, across, up, ticks)]
-    for i, (own, found) in enumerate(series.items()):
-        parts += [_line(i, sorted(found, key=lambda p: p.x), across, up)]
-        parts += [_mark(i, p, across[p.x], up, own=True) for p in found]
-        parts += [_mark(i, p, across[p.x], up, own=False) for p in printed.get(own, [])]
+    parts = [_axes(one.name, one.label, one.across, up, ticks)]
+    for i, (own, found) in enumerate(one.series.items()):
+        parts += [_line(i, sorted(found, key=lambda p: p.x), one.across, up)]
+        marks = found if linked else [replace(p, link="") for p in found]
+        parts += [_mark(i, p, one.across[p.x], up, own=True) for p in marks]
+        parts += [_mark(i, p, one.across[p.x], up, own=False) for p in one.printed.get(own, [])]
     return "".join(parts)
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from marginlens.report.assets import COLOURS
-from marginlens.report.figures import Point, panel, panels, picture
+from marginlens.report.figures import LINES, Panel, Point, logarithmic, panels, picture
 from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
@@ -87,29 +85,26 @@ def rates_grid(gathered: Gathered) -> Grid:
 
 def rates_figure(gathered: Gathered) -> str:
     """A panel for what was pre-trained on and how it was probed, in it a line for each effect, plain first."""
-    return panels([panel(*one) for one in _panels(_groups(gathered))])
+    return panels(_panels(_groups(gathered)))
 
 
 def rates_picture(gathered: Gathered) -> str:
     """The same of probes by the recipe but for their rate, as an SVG file."""
     groups = [group for group in _groups(gathered) if all(set(odd(one)) <= {"lr"} for one in group[0][1].values())]
-    unlinked = [
-        (name, label, {effect: [replace(point, link="") for point in points] for effect, points in lines.items()})
-        for name, label, lines in _panels(groups)
-    ]
-    if not unlinked:
+    if not groups:
         raise ValueError("no run was probed at several learning rates: marginlens probe RUN --beside 3 10 30")
-    effects = {effect for _, _, lines in unlinked for effect in lines}
-    if len(effects) > 2 * COLOURS:
+    shown = _panels(groups)
+    effects = {effect for one in shown for effect in one.series}
+    if len(effects) > LINES:
         raise ValueError(
-            f"{len(effects)} effects were probed at several learning rates, and a picture tells {2 * COLOURS} apart; "
+            f"{len(effects)} effects were probed at several learning rates, and a picture tells {LINES} apart; "
             "choose some of the tables with --only"
         )
-    return picture(unlinked)
+    return picture(shown)
 
 
-def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[tuple[str, str, dict[str, list[Point]]]]:
-    """Name, label and lines of each panel; an effect is at the same place in all, as far as there are colours."""
+def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
+    """An effect is at the same place in all panels, as far as there are colours."""
     found: dict[tuple[str, str], dict[str, list[Point]]] = {}
     for group in sorted(groups, key=lambda group: group[0][0].settings.effect != "plain"):
         first, probes = group[0]
@@ -126,8 +121,8 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[tuple[str, 
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key))
     label = "learning rate of the linear layer"
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
-    places = everywhere if len(everywhere) <= 2 * COLOURS else {}
-    return [(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)]
+    places = everywhere if len(everywhere) <= LINES else {}
+    return [logarithmic(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)]
 
 
 def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:
