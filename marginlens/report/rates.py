@@ -64,10 +64,15 @@ def _best(group: Sequence[tuple[Seen, Series]]) -> tuple[float, float] | None:
     """Of the rates that every seed was probed at, and none diverged, the one with the highest mean, and that mean."""
     means = {
         rate: statistics.fmean(float(held[rate]["top1"]) for _, held in group)
-        for rate in (group[0][1] if group else {})
-        if all(rate in held and not diverged(held[rate]) for _, held in group)
+        for rate in _common(group)
+        if not any(diverged(held[rate]) for _, held in group)
     }
     return max(means.items(), key=lambda pair: pair[1], default=None)
+
+
+def _common(group: Sequence[tuple[Seen, Series]]) -> list[float]:
+    """The rates that every seed was probed at."""
+    return sorted(set.intersection(*(set(held) for _, held in group))) if group else []
 
 
 def rates_grid(gathered: Gathered) -> Grid:
@@ -104,7 +109,8 @@ def rates_picture(gathered: Gathered) -> str:
 
 
 def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
-    """An effect is at the same place in all panels, as far as there are colours."""
+    """A line goes over the rates of all its seeds: with fewer at some, a step between seeds would look like one of
+    rates. An effect is at the same place in all panels, as far as there are colours."""
     found: dict[tuple[str, str], dict[str, list[Point]]] = {}
     for group in sorted(groups, key=lambda group: group[0][0].settings.effect != "plain"):
         first, probes = group[0]
@@ -115,7 +121,7 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
         while effect in names:  # as far as settings tell; the data's content or the numerics are others
             effect = f"{named} [{len(names) + 1}]"
         names[effect] = []
-        for rate in sorted({rate for _, held in group for rate in held}):
+        for rate in _common(group) or sorted({rate for _, held in group for rate in held}):
             tops = [float(one["top1"]) for one in _at(group, rate)]
             said = f"{effect}, lr {rate:g}: {_mean(group, rate).text}"
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key))

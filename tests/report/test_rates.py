@@ -153,6 +153,27 @@ def test_a_line_for_each_effect_over_the_rates(store):
     assert set(re.findall(r'href="#([^"]+)"', rates_figure(read(store)))) == keys
 
 
+def test_a_line_goes_over_the_rates_of_all_its_seeds(store):
+    """A point of one seed beside the means of two would show the seed for the rate; the table has it, and says so."""
+    rates(next(store.glob("*plain-seed0*")), {30.0: 90.0})
+    of = "probe cifar100", "mocov3 cifar100, 200 epochs"
+    assert [said.split(":")[0] for said in drawn(store)[of][1][:3]] == [
+        f"plain, lr {rate}" for rate in ("0.1", "1", "10")
+    ]
+    assert len(drawn(store)[of][1]) == 5
+    row = next(
+        row for row in texts(rates_grid(read(store))) if row["evaluation"] == of[0] and "plain" in row["pre-training"]
+    )
+    assert row["lr 30"] == "90.00 (1 of 2 seeds)"
+
+
+def test_seeds_with_no_rate_in_common_are_drawn_all(tmp_path):
+    for seed, tops in enumerate(({0.1: 40.0, 3.0: 62.0}, {10.0: 64.0, 30.0: 66.0})):
+        rates(write_run(tmp_path, data="cifar100", seed=seed), tops)
+    ((_, points),) = drawn(tmp_path).values()
+    assert [said.split(":")[0] for said in points] == [f"plain, lr {rate}" for rate in ("0.1", "3", "10", "30")]
+
+
 def test_a_point_lies_where_its_numbers_are(store):
     """Rates a hundredfold apart twice as far as tenfold ones; 25 points of accuracy as high as 20 and 5 together."""
     made = rates_figure(read(store)).split('<figure class="panel">')[1]
