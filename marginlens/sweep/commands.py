@@ -91,6 +91,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
 
 def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str], of: Cells) -> None:
     """Plans, prints the plan, and carries it out."""
+    jobs = [job.with_rates(place.beside) for job in jobs]
     away_from_home = place.executor == "ray" and not place.shared
     fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
     entries = look(place.runs)

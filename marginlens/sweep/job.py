@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +25,18 @@ class Evaluation(Settings):
     kind: Literal["probe", "transfer"]
     data: str
     settings: Probe
+    beside: Rates = ()
+    """Learning rates to try beside its own, on the same crops."""
 
     @property
     def name(self) -> str:
         """Short, for the terminal."""
         return "probe" if self.kind == "probe" else f"transfer to {self.data}"
+
+    @property
+    def several(self) -> tuple[Probe, ...]:
+        """The probe at its own rate, and at those beside it."""
+        return self.settings, *probing.at_rates(self.settings, self.beside)
 
 
 class Job(Settings):
@@ -49,6 +56,11 @@ class Job(Settings):
         chosen = self.settings
         return f"{chosen.method} {chosen.data} {chosen.effect} seed {chosen.seed}"
 
+    def with_rates(self, beside: Rates) -> Job:
+        """The same with more learning rates for each of its probes."""
+        more = tuple(one.model_copy(update={"beside": beside}) for one in self.evaluations)
+        return self.model_copy(update={"evaluations": more})
+
 
 class Where(Machine):
     """Where a job is done, and what is kept of it: nothing of this changes its result."""
@@ -57,7 +69,6 @@ class Where(Machine):
     engine: Literal["auto", "eager", "graph"] = "auto"
     knn_every: int = Field(10, ge=0)
     records_only: bool = False
-    beside: Rates = ()
     fingerprints: dict[str, str] = {}
     """Of the data that were planned with, by their names; what has none may be whatever is there."""
 
@@ -86,7 +97,6 @@ def perform(
     workers: int = 2,
     knn_every: int = 10,
     records_only: bool = False,
-    beside: Sequence[float] = (),
     quiet: bool = False,
     ended: Callable[[], bool] = lambda: False,
 ) -> Path:
@@ -98,9 +108,9 @@ def perform(
             if ended():
                 raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
             if wanted.kind == "probe":
-                probing.probe(run, wanted.settings, beside=beside, **where)
+                probing.probe(run, wanted.settings, beside=wanted.beside, **where)
             else:
-                probing.transfer(run, wanted.data, wanted.settings, beside=beside, **where)
+                probing.transfer(run, wanted.data, wanted.settings, beside=wanted.beside, **where)
         if records_only:
             drop_weights(run)
     return run.path

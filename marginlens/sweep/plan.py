@@ -16,7 +16,7 @@ from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
 from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
 from marginlens.sweep.job import Evaluation, Job
-from marginlens.train.config import Pretrain
+from marginlens.train.config import Pretrain, Probe
 from marginlens.train.feed import open_feed
 from marginlens.train.identity import run_name
 from marginlens.train.trainer import check_data
@@ -93,8 +93,9 @@ def make_plan(
     for number, (job, name) in enumerate(zip(jobs, named, strict=True), 1):
         found = lookup(entries, job.settings, fingerprints.get(job.settings.data, ""))
         bad = _in_its_place(entries, job, fingerprints) if found is None else None
-        missing = tuple(e for e in job.evaluations if not _measured(found, e, fingerprints))
-        state, why = _state(found, bad, missing)
+        lacking = {e: rates for e in job.evaluations if (rates := _unmeasured(found, e, fingerprints))}
+        missing = tuple(lacking)
+        state, why = _state(found, bad, lacking)
         known = {data: fingerprints[data] for data in job.data if fingerprints.get(data)}
         steps.append(Step(number, name, job, state, missing, found or bad, why, known))
     return steps
@@ -196,12 +197,15 @@ def _fingerprint(name: str, draw: bool) -> str:
     return open_data(name).fingerprint
 
 
-def _measured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> bool:
+def _unmeasured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> list[Probe]:
+    """What is not in the store of an evaluation and of those beside it, but for rates at which one was lost."""
     if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
-        return False
-    found = evaluation(entry.run, wanted.kind, wanted.data, wanted.settings, entry.evaluations)
-    data = fingerprints.get(wanted.data, "")
-    return found is not None and data in ("", found["data_fingerprint"])
+        return list(wanted.several)
+    run, data = entry.run, fingerprints.get(wanted.data, "")
+    found = {one: evaluation(run, wanted.kind, wanted.data, one, entry.evaluations) for one in wanted.several}
+    kept = {one: known for one, known in found.items() if known and data in ("", known["data_fingerprint"])}
+    lost = {rate for known in kept.values() for rate in known.get("lost", ())}
+    return [one for one in wanted.several if one not in kept and (one == wanted.settings or one.lr not in lost)]
 
 
 def _in_its_place(entries: Sequence[Entry], job: Job, fingerprints: Mapping[str, str]) -> Entry | None:
@@ -213,7 +217,7 @@ def _in_its_place(entries: Sequence[Entry], job: Job, fingerprints: Mapping[str,
     return next((entry for entry in entries if entry.name == name and not unbegun(entry.path)), None)
 
 
-def _state(entry: Entry | None, bad: Entry | None, missing: Sequence[Evaluation]) -> tuple[State, str]:
+def _state(entry: Entry | None, bad: Entry | None, missing: Mapping[Evaluation, Sequence[Probe]]) -> tuple[State, str]:
     if bad is not None:
         return "blocked", f"its folder cannot be used: {bad.why}"
     if entry is None:
@@ -226,7 +230,13 @@ def _state(entry: Entry | None, bad: Entry | None, missing: Sequence[Evaluation]
         return "cached", ""
     if entry.weights:
         return "to run", ""
-    lacks = ", ".join(e.name for e in missing)
+    lacks = ", ".join(_said(e, probes) for e, probes in missing.items())
     return "blocked", (
         f"it lacks {lacks}, and its weights are gone: remove {entry.path} (marginlens runs prune), then run again"
     )
+
+
+def _said(wanted: Evaluation, missing: Sequence[Probe]) -> str:
+    if wanted.settings in missing:
+        return wanted.name
+    return f"{wanted.name} at a learning rate of {', '.join(f'{one.lr:g}' for one in missing)}"

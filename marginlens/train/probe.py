@@ -175,14 +175,19 @@ def _evaluate(
             f"{data} is not what {run.path} learned from: its content has changed since; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
-    asked = {
-        evaluation_name(kind, data, feed.fingerprint, one): one for one in (settings, *_at_rates(settings, beside))
-    }
+    asked = {evaluation_name(kind, data, feed.fingerprint, one): one for one in (settings, *at_rates(settings, beside))}
     folder = run.path / "evaluations"
     display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
 
     def missing() -> dict[Path, Settings]:
-        return {folder / name: one for name, one in asked.items() if again or not (folder / name).exists()}
+        """What is not kept, but for rates at which a layer was lost beside one that is."""
+        kept = {} if again else {name: record.read_json(folder / name) for name in asked if (folder / name).exists()}
+        lost = {rate for known in kept.values() for rate in known.get("lost", ())}
+        return {
+            folder / name: one
+            for name, one in asked.items()
+            if name not in kept and getattr(one, "lr", None) not in lost
+        }
 
     if missing():
         # nobody removes the weights meanwhile, nor measures the same
@@ -207,7 +212,7 @@ def _tops(paths: Iterable[Path]) -> dict[str, float]:
     return {f"{one['settings']['lr']:g}": one["top1"] for one in found}
 
 
-def _at_rates(settings: Settings, rates: Sequence[float]) -> list[Probe]:
+def at_rates(settings: Settings, rates: Sequence[float]) -> list[Probe]:
     """The same probe at other learning rates."""
     return [build(Probe, settings.model_dump() | {"lr": rate}) for rate in rates]
 
@@ -226,6 +231,8 @@ def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Di
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
     last = {"seconds": time.monotonic() - begin, "environment": record.environment(feed.device)}
+    if lost := [one.lr for one in wanted.values() if isinstance(one, Probe) and one not in found]:
+        last["lost"] = lost  # nobody has to try them again
     return {
         path: {"settings": one.model_dump(mode="json"), "backbone_sha256": before} | found[one] | last
         for path, one in wanted.items()

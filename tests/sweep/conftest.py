@@ -70,10 +70,10 @@ def made(done, runs, *, epochs=None, complete=True, weights=True, rate=100.0, pr
         )
     if complete:
         (run.path / "evaluations").mkdir(exist_ok=True)
-        for one in done.evaluations:
-            path = run.path / "evaluations" / evaluation_name(one.kind, one.data, feed.fingerprint, one.settings)
+        for one, settings in [(e, settings) for e in done.evaluations for settings in e.several]:
+            path = run.path / "evaluations" / evaluation_name(one.kind, one.data, feed.fingerprint, settings)
             facts = {"kind": one.kind, "run": run.id, "data": one.data, "data_fingerprint": feed.fingerprint}
-            facts |= {"settings": one.settings.model_dump(mode="json"), "top1": 50.0, "seconds": probe_seconds}
+            facts |= {"settings": settings.model_dump(mode="json"), "top1": 50.0, "seconds": probe_seconds}
             record.save_json(path, facts | {"train_images": TRAIN, "test_images": TEST, "environment": now})
     return run
 

@@ -79,6 +79,22 @@ def test_a_sweep_runs_each_once_seed_by_seed(pretend, capsys):
     assert "1 of 2 runs ended; about" in err
 
 
+def test_rates_that_are_asked_for_later_follow_and_the_weights_stay_until_then(pretend, capsys, tmp_path):
+    """--records-only takes the weights of what is done, and of nothing else."""
+    pretend(*SWEEP)
+    words = (*SWEEP, "--beside", "3", "10", "--records-only")
+    pretend.fails = {2: "killed"}
+    with pytest.raises(SystemExit):
+        pretend(*words)
+    assert len(pretend.performed) == 4
+    assert all(entry.weights for entry in scan(tmp_path / "runs"))
+    pretend.fails = {}
+    assert pretend(*words) == ["mocov3 shapes emphasis(s=5) seed 0"]
+    assert [len(entry.evaluations) for entry in scan(tmp_path / "runs")] == [3] * 4
+    assert "was done before: its weights are removed" in capsys.readouterr().err
+    assert pretend(*words) == []
+
+
 def test_a_transfer_that_is_asked_for_later_follows(pretend, capsys):
     pretend(*SWEEP, "--no-probe")
     found = _json(pretend, capsys, *SWEEP, "--transfer-to", "shapes", "--dry-run", "--json")

@@ -40,6 +40,14 @@ def test_a_run_is_held_between_the_parts_of_its_job(parts, tmp_path):
     assert (found.state, found.weights) == ("complete", False)
 
 
+def test_each_part_is_told_its_rates(parts, tmp_path, monkeypatch):
+    told = []
+    for kind in ("probe", "transfer"):
+        monkeypatch.setattr(jobs.probing, kind, lambda run, *more, beside, **where: told.append(beside))
+    jobs.perform(parts[0].with_rates((3.0, 10.0)), tmp_path)
+    assert told == [(3.0, 10.0)] * 2
+
+
 def test_it_is_let_go_however_a_job_ends(parts, tmp_path):
     with pytest.raises(Stopped):
         jobs.perform(parts[0], tmp_path, ended=lambda: True)

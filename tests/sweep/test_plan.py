@@ -7,7 +7,7 @@ import pytest
 from marginlens.runs.store import scan
 from marginlens.sweep import plan
 from marginlens.sweep.job import merge
-from marginlens.train.record import locked, save_json
+from marginlens.train.record import locked, read_json, save_json
 from tests.sweep.conftest import job, made
 
 
@@ -50,6 +50,44 @@ def test_each_state(tmp_path):
     abroad = plan.away(steps)
     assert states(abroad) == ["cached", "blocked", "blocked", "blocked", "blocked", "to run"]
     assert "which the cluster does not see" in abroad[2].why
+
+
+def test_rates_beside_a_probe_are_part_of_it(tmp_path):
+    """What was measured at its own rate alone is not done; and what cannot be, as its weights are gone, is said."""
+    here, gone = job("shapes"), job("shapes", seed=1)
+    made(here, tmp_path)
+    run = made(gone, tmp_path, weights=False)
+    asked = [one.with_rates((3.0, 10.0)) for one in (here, gone)]
+    steps = planned(asked, tmp_path)
+    assert states(steps) == ["to run", "blocked"]
+    assert [step.follows for step in steps] == ["probe, transfer to shapes"] * 2
+    rates = "at a learning rate of 3, 10"
+    assert f"it lacks probe {rates}, transfer to shapes {rates}, and its weights are gone" in steps[1].why
+    made(gone.with_rates((3.0,)), tmp_path)
+    assert "it lacks probe at a learning rate of 10," in planned(asked, tmp_path)[1].why
+    made(asked[1], tmp_path)
+    assert states(planned(asked, tmp_path)) == ["to run", "cached"]
+    assert len(run.evaluations) == 6
+
+
+def test_a_rate_at_which_a_layer_was_lost_is_done_and_the_probe_s_own_is_not(tmp_path):
+    def told(run, lr, lost):
+        for path in (run.path / "evaluations").iterdir():
+            known = read_json(path)
+            if known["settings"]["lr"] == lr:
+                save_json(path, known | {"lost": lost})
+            else:
+                path.unlink()
+
+    asked = job().with_rates((3.0, 1e9))
+    own = asked.evaluations[0].settings.lr
+    run = made(asked, tmp_path)
+    told(run, own, [3.0, 1e9])
+    assert states(planned([asked], tmp_path)) == ["cached"]
+    assert planned([job().with_rates((4.0,))], tmp_path)[0].state == "to run"
+    made(asked, tmp_path)
+    told(run, 3.0, [own, 1e9])
+    assert states(planned([asked], tmp_path)) == ["to run"]
 
 
 def test_what_ended_early_without_weights_is_begun_anew_elsewhere(tmp_path):

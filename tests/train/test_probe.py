@@ -252,12 +252,27 @@ def test_only_rates_that_are_missing_are_measured(whole, monkeypatch, capsys):
     assert len(seen) == 2
 
 
+def test_a_rate_that_was_lost_is_not_tried_again(whole, capsys):
+    chosen = ml.Probe(epochs=2, lr=0.17)
+    ml.probe(whole, chosen, beside=(1e38,))
+    assert "became nan" in capsys.readouterr().err
+    ml.probe(whole, chosen, beside=(1e38,))
+    err = capsys.readouterr().err
+    assert "measured before" in err
+    assert "became nan" not in err
+    ml.probe(whole, chosen, beside=(1e38,), again=True)
+    assert "became nan" in capsys.readouterr().err
+    assert record.open_run(whole.path).evaluations  # and its record can be read
+
+
 def test_a_rate_beside_that_is_too_high_is_left_out(whole, capsys):
     found = ml.probe(whole, ml.Probe(epochs=2, lr=0.14), beside=(1e38, 0.15))
     assert set(found["beside"]) == {"0.15"}
     assert "warning: the probe's loss became nan in epoch 2; lower --lr (1e+38)" in capsys.readouterr().err
-    with pytest.raises(Stopped, match="though that of one beside it was; lower --lr"):
-        ml.probe(whole, ml.Probe(epochs=2, lr=1e38), beside=(0.16,), quiet=True)
+    assert found["lost"] == [1e38]
+    for _ in range(2):  # the second time it is only looked up
+        with pytest.raises(Stopped, match="though that of one beside it was; lower --lr"):
+            ml.probe(whole, ml.Probe(epochs=2, lr=1e38), beside=(0.16,), quiet=True)
     assert {0.15, 0.16} <= {one["settings"].get("lr") for one in whole.evaluations}
     with pytest.raises(ValueError, match="lr is -1"):
         ml.probe(whole, SHORT, beside=(-1,), quiet=True)
