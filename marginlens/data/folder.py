@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from marginlens.data import store
 from marginlens.data.atomic import DataError, flush, partial, publish, save
@@ -136,6 +136,7 @@ def crop_file(path: Path, box: Iterable[int], size: int) -> Images:
     top, left, height, width = (int(x) for x in box)
     try:
         with Image.open(path) as image:
+            turn, whole = image.getexif().get(ExifTags.Base.Orientation), image.size
             factor = shrunk(image, min(height, width) / size)
             image.load()
             upright = as_rgb(ImageOps.exif_transpose(image))
@@ -143,6 +144,10 @@ def crop_file(path: Path, box: Iterable[int], size: int) -> Images:
         raise DataError(f"{path} is gone; prepare its folder again") from None
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} cannot be decoded ({error})") from None
+    wide, high = whole[::-1] if turn in (5, 6, 7, 8) else whole
+    # the decoder's last pixel may reach beyond the image, and turned or mirrored it is the first
+    left += upright.width * factor - wide if turn in (2, 3, 6, 7) else 0
+    top += upright.height * factor - high if turn in (3, 4, 7, 8) else 0
     area = (left / factor, top / factor, (left + width) / factor, (top + height) / factor)
     x, y = math.floor(area[0]), math.floor(area[1])
     right, bottom = min(math.ceil(area[2]), upright.width), min(math.ceil(area[3]), upright.height)

@@ -24,16 +24,18 @@ def decode(file: BinaryIO | Path, name: str) -> Images:
         raise DataError(f"{name} cannot be decoded ({error})") from None
 
 
-def shrunk(image: Image.Image, room: float) -> float:
-    """Asks a JPEG's decoder for 1/2, 1/4 or 1/8 of the size, as far as `room` allows; returns by how much it shrank."""
+def shrunk(image: Image.Image, room: float) -> int:
+    """Asks a JPEG's decoder for 1/2, 1/4 or 1/8 of the size, as far as `room` allows; returns by how much it shrinks.
+
+    On either axis by just that, a pixel for each 2, 4 or 8: the last one may reach beyond the image.
+    """
     factor = 1
     while factor < 8 and room >= 2 * factor:
         factor *= 2
     if factor == 1 or image.format != "JPEG":
-        return 1.0
-    width = image.width
+        return 1
     image.draft(None, (image.width // factor, image.height // factor))
-    return width / image.width
+    return factor
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -140,7 +140,7 @@ def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Ce
     """Each pair of a cell and a run that has to do with it.
 
     Settings are compared once, however many cells and seeds share them, and only where method and effect agree, which
-    no label changes.
+    no label changes. Cells that share them may be swept along others, and a rehearsal keeps what is swept.
     """
     index: dict[tuple[str, str], dict[str, list[Seen]]] = {}
     for seen in runs:
@@ -149,7 +149,7 @@ def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Ce
     known: dict[tuple[str, str], Label | None] = {}
     found: list[tuple[Cell, Seen, Label]] = []
     for cell in (cell for table in tables.values() for cell in table.cells if cell.settings is not None):
-        asked = repr(sorted((cell.settings or {}).items()))
+        asked = repr((sorted((cell.settings or {}).items()), sorted(cell.at.items())))
         for shared, group in index.get((_asked(cell, "method"), str(ml.effect(_asked(cell, "effect")))), {}).items():
             if (asked, shared) not in known:
                 known[asked, shared] = match(cell, group[0].run)

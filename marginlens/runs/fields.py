@@ -186,9 +186,12 @@ def odd(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(entry: Entry, kind: str) -> dict[str, Any] | None:
-    """The evaluation of a kind that a run is known by: the latest by the recipe, else the latest of the others."""
+    """The evaluation of a kind that a run is known by: the nearest to the recipe, of these the latest.
+
+    Of several learning rates beside each other, which are measured at once, the lowest.
+    """
     found = [one for one in entry.evaluations if one["kind"] == kind and not one["settings"].get("holdout")]
-    return max(found, key=lambda one: (not odd(one), when(one)), default=None)
+    return max(found, key=lambda one: (-len(odd(one)), when(one), -one["settings"].get("lr", 0)), default=None)
 
 
 def _top1(entry: Entry, kind: str) -> float | None:

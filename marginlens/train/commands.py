@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -77,8 +78,8 @@ def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> Non
     def act(chosen: Probe, place: ProbePlace) -> dict[str, Any]:
         return probing.probe(found, chosen, **place.model_dump())
 
-    recipe = PROBE_RECIPES.get(found.settings.data)
-    perform((Probe, ProbePlace), dict(settings), act, _accuracy, recipe)
+    recipe = PROBE_RECIPES.get(found.settings.data, {})
+    perform((Probe, ProbePlace), dict(settings), act, _accuracy, lambda given: recipe)
 
 
 def knn(run: Positional[Path], settings: OmitArgPrefixes[KnnOptions]) -> None:
@@ -113,7 +114,10 @@ def transfer(run: Positional[Path], settings: OmitArgPrefixes[TransferOptions]) 
         where = place.model_dump()
         return probing.transfer(open_run(run), where.pop("to"), chosen, **where)
 
-    perform((Probe, TransferPlace), dict(settings), act, _accuracy, PROBE_RECIPES.get(settings.get("to", "")))
+    def recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return PROBE_RECIPES.get(str(given.get("to")), {})
+
+    perform((Probe, TransferPlace), dict(settings), act, _accuracy, recipe)
 
 
 def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> None:

@@ -7,7 +7,7 @@ settings, place = settle((Pretrain, PretrainPlace), "settings.yaml", {"lr": 0.03
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -25,6 +25,10 @@ from marginlens.train.config import (
     build,
     hint,
 )
+from marginlens.train.identity import NEUTRAL
+
+Recipe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What is usual where such settings are given."""
 
 COMMON = {
     "config": (str, "A file, JSON or YAML, with settings by name; options override it."),
@@ -52,7 +56,7 @@ def perform(
     given: dict[str, Any],
     act: Callable[..., dict[str, Any]],
     say: Callable[[dict[str, Any]], str],
-    recipe: dict[str, Any] | None = None,
+    recipe: Recipe = lambda given: {},
 ) -> None:
     """Settles the settings, then prints them, or does the work and prints what it found, as text or as JSON."""
     overrides = {name: value for name, value in given.items() if name not in COMMON}
@@ -65,10 +69,14 @@ def perform(
 
 
 def settle(
-    models: Sequence[type[Settings]], config: str, overrides: dict[str, Any], recipe: dict[str, Any] | None = None
+    models: Sequence[type[Settings]],
+    config: str,
+    overrides: dict[str, Any],
+    recipe: Recipe = lambda given: {},
 ) -> list[Any]:
     """Each model's settings: what the command line says, else the file, else the recipe, else the defaults."""
-    given = (recipe or {}) | (read_config(Path(config)) if config else {}) | overrides
+    given = (read_config(Path(config)) if config else {}) | overrides
+    given = {**recipe(given), **given}
     every = [name for model in models for name in model.model_fields]
     for name in given:
         if name not in every:
@@ -90,7 +98,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'YAML'}: {_first(error)}") from None
     if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
-        found = found["settings"]
+        found = NEUTRAL | found["settings"]  # what an older version did not know yet was neutral there
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
     return {str(name).replace("-", "_"): value for name, value in found.items()}

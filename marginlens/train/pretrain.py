@@ -36,6 +36,7 @@ from marginlens.train.model import (
 )
 from marginlens.train.progress import Display
 from marginlens.train.record import Run
+from marginlens.train.restore import fingerprint
 from marginlens.train.stop import Asked, Stopped, disk, memory, signals
 from marginlens.train.trainer import Trainer, causes, check_data, load, look, state
 
@@ -72,11 +73,12 @@ def pretrain(
     make_views(settings, feed)
     make_encoder(settings)
     run = record.make_run(settings, feed, Path(runs))
-    if run.complete and not (resume and damaged_end(run)):
-        Display("", quiet=quiet).say(f"{run.path} is complete already")
-        return run
+    if done := _done(run, resume, quiet):
+        return done
     trainer: Trainer | None = None
     with record.locked(run), record.failures(run, lambda: trainer.step if trainer else 0):
+        if done := _done(run, resume, quiet):  # by whoever held it until now
+            return done
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
         with memory(lower):
             trainer = start(run, feed, samples)
@@ -84,7 +86,18 @@ def pretrain(
                 chosen = go_on(trainer, display, resume, engine)
                 with Curves(run.path / "tensorboard", trainer.step) as curves:
                     train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds)
+        for path in stale(trainer):
+            Display("", quiet=quiet).say(f"{path} was of weights that are gone: it is removed; measure it again")
+            path.unlink()
         finish(trainer)
+    return run
+
+
+def _done(run: Run, resume: bool, quiet: bool) -> Run | None:
+    """A run that there is nothing to do for."""
+    if not run.complete or (resume and damaged_end(run)):
+        return None
+    Display("", quiet=quiet).say(f"{run.path} is complete already")
     return run
 
 
@@ -105,6 +118,14 @@ def damaged_end(run: Run) -> bool:
     """Whether a complete run's last checkpoint is damaged or gone, and one before it is whole."""
     found, _ = checkpoint.newest(run.path / "checkpoints", run.id)
     return found is not None and bool(found.facts["step"] != run.result["steps"])
+
+
+def stale(trainer: Trainer) -> list[Path]:
+    """Evaluations of other weights than these: of an end that was made again, which on a GPU is not the same twice."""
+    found = trainer.run.evaluation_files
+    own = fingerprint(trainer.method.student["backbone"]) if found else ""
+    folder = trainer.run.path / "evaluations"
+    return [folder / name for name, one in found.items() if one.get("backbone_sha256", own) != own]
 
 
 def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Engine:

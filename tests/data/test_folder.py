@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from marginlens.data import folder as folders
 from marginlens.data.atomic import DataError
@@ -134,6 +134,32 @@ def test_a_crop_is_taken_at_decode_scale(tmp_path):
         assert image.size == (80, 64)
     with pytest.raises(DataError, match="is gone"):
         crop_file(tmp_path / "none.jpg", (0, 0, 1, 1), 4)
+
+
+TURNS = {1: None} | dict(enumerate((0, 3, 1, 5, 2, 6, 4), start=2))
+"""How an image is kept that is noted as turned, by EXIF's number: the transposition that EXIF's undoes."""
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize(("height", "width", "top"), [(1000, 257, 743), (257, 1000, 0), (1000, 65, 930), (375, 500, 0)])
+def test_a_crop_lies_where_it_would_in_the_whole_image(tmp_path, height, width, top, turn):
+    """Where a side is no multiple of what the decoder shrinks by; red and green tell where a pixel comes from."""
+    side = min(height, width)
+    left = 0 if top else width - side
+    ramp = np.zeros((height, width, 3), dtype=np.uint8)
+    ramp[..., 0] = np.linspace(0, 255, height)[:, None]
+    ramp[..., 1] = np.linspace(0, 255, width)
+    kept = Image.fromarray(ramp)
+    kept = kept if TURNS[turn] is None else kept.transpose(TURNS[turn])
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    kept.save(tmp_path / "ramp.jpg", quality=98, exif=exif)
+    with Image.open(tmp_path / "ramp.jpg") as image:
+        assert np.abs(np.asarray(ImageOps.exif_transpose(image)).astype(float) - ramp).max() < 8
+    ours = crop_file(tmp_path / "ramp.jpg", (top, left, side, side), 8).astype(float)
+    box = (left, top, left + side, top + side)
+    theirs = np.asarray(Image.fromarray(ramp).resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
+    assert np.abs(ours - theirs).max() < 4
 
 
 @pytest.fixture

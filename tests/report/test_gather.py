@@ -217,6 +217,16 @@ def test_a_rehearsal_of_a_batch_size_is_drawn_at_that_one(store):
     assert re.findall("<title>(.*?)</title>", drawn) == ["batch = 512, batch = 512, s = 2: 50.00 (1 seed)"]
 
 
+def test_a_rehearsal_of_the_usual_batch_size_is_drawn_at_that_one_too(store):
+    """Its cell has the settings of others, which are rehearsed at the recipe's batch size."""
+    for batch, s, top in ((64, 1.25, 40.0), (256, 2, 50.0)):
+        effect = f"emphasis(s={s})"
+        write_run(store, method="simclr", data="shapes", effect=effect, batch=batch, epochs=10, probe=top)
+    found = read(store)
+    assert [path for path, _, _ in looks(found, "fig4")] == ["SimCLR/CIFAR100/batch=256/s=2"]
+    assert {path.rpartition("/")[2] for path, _, _ in looks(found, "fig3")} == {"s=1.25"}
+
+
 def test_another_reading_is_a_series_of_its_own_in_a_figure(store):
     write_run(store, data="cifar10", effect="ratio(m1=1.6)", probe=89.0)
     write_run(store, data="cifar10", effect="ratio(m1=1.6, scope=row)", probe=88.0)

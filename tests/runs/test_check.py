@@ -180,6 +180,30 @@ def test_the_recipe_s_own_probe_is_the_one_that_is_listed(ask, store):
     assert (first.name in out, second.name in out, "*" in out) == (True, False, False)
 
 
+def test_of_rates_measured_at_once_the_one_nearest_to_the_recipe_is_listed(ask, store):
+    """Else the lowest, whatever the names of the files."""
+    path = put(store, 0)
+    for name, lr, epochs in (("1", 3.0, 1), ("2", 0.01, 1), ("3", 10.0, 1), ("4", 5.0, 20)):
+        one = evaluation("probe", 10 * lr, run=path.name[-10:], epochs=epochs)
+        one["settings"]["lr"] = lr
+        write(path, {f"evaluations/probe-shapes-{name}.json": json.dumps(one).encode()})
+    listed = json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]
+    assert (listed["probe"], listed["probe_by"]) == (50.0, "lr=5")
+    (path / "evaluations/probe-shapes-4.json").unlink()
+    listed = json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]
+    assert (listed["probe"], listed["probe_by"]) == (0.1, "epochs=1 lr=0.01")
+
+
+@pytest.mark.parametrize("lost", [3.0, ["3"], [[3.0]], {"3": 1}])
+def test_rates_that_were_lost_are_numbers(store, lost):
+    path = put(store, 0)
+    one = evaluation("probe", 10.0, run=path.name[-10:])
+    write(path, {"evaluations/probe-shapes-1.json": json.dumps(one | {"lost": [3.0]}).encode()})
+    assert [entry.state for entry in scan(store)] == ["complete"]
+    write(path, {"evaluations/probe-shapes-1.json": json.dumps(one | {"lost": lost}).encode()})
+    assert "must be a list of learning rates" in scan(store)[0].why
+
+
 def test_nearest_neighbours_that_find_nothing_are_a_number(ask, store):
     path = put(store, 0)
     change(path / "metrics.jsonl", {"knn": 12.0})

@@ -1,6 +1,7 @@
 """Settings: the recipe fills in what is not given, and what does not fit is refused with a reason."""
 
 import json
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from marginlens.methods import METHODS
 from marginlens.train.config import RECIPES, Knn, Pretrain, Probe, build
 from marginlens.train.options import read_config, settle, show
 from marginlens.train.places import PretrainPlace
+from marginlens.train.record import open_run
 
 
 def test_the_recipe_of_the_paper():
@@ -123,6 +125,23 @@ def test_a_file_then_the_command_line_then_the_recipe(tmp_path):
 
 def test_a_run_s_own_configuration_is_a_file_too(whole):
     assert build(Pretrain, read_config(whole.path / "config.json")) == whole.settings
+
+
+def test_what_an_older_run_did_not_know_yet_is_not_today_s_recipe(whole, tmp_path):
+    """MoCo v3's predictor has ended in a batch norm by the recipe only since there is that setting."""
+    older = json.loads((whole.path / "config.json").read_text())
+    recipe = older["settings"] | {"data": "cifar100", "encoder": "resnet18"}
+    older["settings"] = {name: value for name, value in recipe.items() if name not in ("predictor_bn", "bn_splits")}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    read = build(Pretrain, read_config(tmp_path / "config.json"))
+    assert (read.method, read.predictor_bn, read.bn_splits) == ("mocov3", False, 1)
+
+
+def test_every_committed_run_s_configuration_is_that_run():
+    records = sorted((Path(__file__).parents[2] / "results" / "runs").glob("*/config.json"))
+    assert len(records) > 30
+    for path in records:
+        assert build(Pretrain, read_config(path)) == open_run(path.parent).settings
 
 
 BROKEN = {

@@ -21,6 +21,7 @@ import torch
 import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import folder
+from marginlens.runs.store import drop_weights
 from marginlens.train import checkpoint, record
 from tests.data.conftest import jpeg
 from tests.train.conftest import STEPS, checkpoints, launch, resume, same_end, settings, snapshot, wait_for, words
@@ -431,3 +432,34 @@ def test_killed_processes_of_the_command(tmp_path, method):
             assert code in (0, -signal.SIGKILL), err
             kills += code != 0
         same_end(only(tmp_path / f"{trial}"), only(tmp_path / "whole"))
+
+
+def test_an_end_that_is_made_again_keeps_only_the_evaluations_of_its_own_weights(tmp_path, capsys):
+    """On a CPU these are the same bits, so the probe is still the run's; one of other weights is not."""
+    run = ml.pretrain(settings(), runs=tmp_path, checkpoint_seconds=0, quiet=True)
+    ml.probe(run, ml.Probe(epochs=1), quiet=True)
+    ml.knn(run, quiet=True)
+    own, other = sorted((run.path / "evaluations").iterdir(), reverse=True)
+    record.save_json(other, record.read_json(other) | {"backbone_sha256": "0" * 64})
+    checkpoint.names(run.path / "checkpoints")[0].write_bytes(b"spoilt")
+    ml.pretrain(settings(), runs=tmp_path, resume=True)
+    assert (own.exists(), other.exists()) == (True, False)
+    assert f"{other} was of weights that are gone: it is removed; measure it again\n" in capsys.readouterr().err
+    assert run.complete
+
+
+def test_what_ends_while_somebody_waits_for_it_is_not_begun_again(tmp_path, monkeypatch):
+    real, began = record.locked, []
+
+    def late(run):
+        """Whoever held it ends just now, and removes the weights."""
+        monkeypatch.setattr(record, "locked", real)
+        ml.pretrain(settings(), runs=tmp_path, quiet=True)
+        began.append((run.path / "result.json").read_bytes())
+        drop_weights(run)
+        return real(run)
+
+    monkeypatch.setattr(record, "locked", late)
+    run = ml.pretrain(settings(), runs=tmp_path, resume=True, quiet=True)
+    assert [(run.path / "result.json").read_bytes()] == began
+    assert len(record.lines(run.path / "environment.jsonl")) == 1
