@@ -11,6 +11,7 @@ from PIL import Image
 
 from marginlens import demo
 from marginlens.cli import main
+from marginlens.data import shapes, store
 from marginlens.train.config import Probe
 
 
@@ -18,13 +19,11 @@ from marginlens.train.config import Probe
 def made(tmp_path_factory):
     """The demo with one epoch on a few images, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    honest = demo._settings
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARGINLENS_DATA", str(folder / "data"))
         patch.setattr(demo, "PROBE", Probe(epochs=1, batch=64, lr=0.5))
-        patch.setattr(
-            demo, "_settings", lambda effect, epochs: honest(effect, epochs).model_copy(update={"limit": 256})
-        )
+        few = {split: [store.Batch(*shapes.draw(count, split))] for split, count in (("train", 256), ("test", 128))}
+        store.write("shapes", few, shapes.CLASSES)
         main(["demo", "--out", str(folder / "demo"), "--epochs", "1"])
         yield folder / "demo"
 

@@ -70,7 +70,7 @@ def data_prepare(
         skip_bad: Leave out images that cannot be decoded, instead of refusing the folder.
         mean: A folder's mean per channel, in [0, 1]; computed, if none is given.
         std: A folder's standard deviation per channel; computed, if none is given.
-        workers: Processes that decode a folder.
+        workers: Processes that decode a folder; 0: none but this one.
         json: Print JSON instead of text.
     """
     skipped: list[str] = []

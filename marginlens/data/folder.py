@@ -28,6 +28,8 @@ from marginlens.data.store import NO_LABEL, Images, Labels
 
 TEST_NAMES = ("val", "test")
 KIND = "folder"
+_CHUNK = 64
+"""Images that a process decodes at a time. For no more than these none is started: that takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,13 @@ def prepare_folder(
 ) -> tuple[FolderIndex, list[str]]:
     """Decodes every image below `path` once, and writes the index `name`; returns it and what was skipped.
 
-    Images that cannot be decoded are listed, and refused unless `skip_bad`.
+    Images that cannot be decoded are listed, and refused unless `skip_bad`. `workers`: processes that decode, 0: this.
     """
+    if workers < 0:
+        raise ValueError(f"workers is {workers}; it must be a number of processes, or 0 for none but this one")
     path = path.expanduser().resolve()
     found, classes = _walk(path)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        look = bind(_look, path)
-        seen = {
-            split: list(pool.map(look, [file for file, _ in files], chunksize=64)) for split, files in found.items()
-        }
+    seen = {split: _look_at(path, [file for file, _ in files], workers) for split, files in found.items()}
     bad = [f"{s.file} ({s.error})" for part in seen.values() for s in part if s.error]
     if bad and not skip_bad:
         listed = "; ".join(bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
@@ -196,6 +196,14 @@ def _images(folder: Path, root: Path) -> Iterator[str]:
     for file in sorted(folder.rglob("*")):
         if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith("."):
             yield file.relative_to(root).as_posix()
+
+
+def _look_at(path: Path, files: list[str], workers: int) -> list[_Seen]:
+    look = bind(_look, path)
+    if not workers or len(files) <= _CHUNK:
+        return list(map(look, files))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(look, files, chunksize=_CHUNK))
 
 
 def _look(root: Path, file: str) -> _Seen:

@@ -28,7 +28,7 @@ def tree(tmp_path):
 
 
 def test_a_tree_with_classes(tree):
-    index, skipped = prepare_folder(tree, "pets", workers=1)
+    index, skipped = prepare_folder(tree, "pets")
     assert skipped == []
     assert index.classes == ("cat", "dog")
     assert index.splits["train"].labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -40,7 +40,7 @@ def test_a_tree_with_classes(tree):
     assert again.fingerprint == index.fingerprint
     assert again.splits["train"].files == index.splits["train"].files
     assert np.array_equal(again.splits["test"].labels, index.splits["test"].labels)
-    given, _ = prepare_folder(tree, "pets", workers=1, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
+    given, _ = prepare_folder(tree, "pets", mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
     assert given.mean == (0.1, 0.2, 0.3)
 
 
@@ -50,7 +50,7 @@ def test_a_folder_without_labels(tmp_path):
     jpeg(tmp_path / "photos" / "deep" / "er" / "a.JPEG", rng)
     (tmp_path / "photos" / "notes.txt").write_text("not an image")
     (tmp_path / "photos" / ".hidden.jpg").write_text("not an image")
-    index, _ = prepare_folder(tmp_path / "photos", "photos", workers=1)
+    index, _ = prepare_folder(tmp_path / "photos", "photos")
     assert index.splits["train"].files == ("b.jpg", "deep/er/a.JPEG")
     assert index.splits["train"].labels.tolist() == [-1, -1]
     assert index.classes == ()
@@ -81,7 +81,7 @@ def test_kinds_of_images(tmp_path):
     assert np.array_equal(decode(tmp_path / "alpha.png", "x"), colour.transpose(2, 0, 1))
     assert (decode(tmp_path / "moving.webp", "x") == 10).all()
     assert np.array_equal(decode(tmp_path / "turned.png", "x"), np.rot90(colour, -1).transpose(2, 0, 1))
-    index, _ = prepare_folder(tmp_path, "kinds", workers=1)
+    index, _ = prepare_folder(tmp_path, "kinds")
     sizes = dict(zip(index.splits["train"].files, index.splits["train"].sizes.tolist(), strict=True))
     assert sizes["turned.png"] == [8, 6]
 
@@ -90,10 +90,27 @@ def test_undecodable_images_are_listed(tree):
     (tree / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
     (tree / "train" / "dog" / "empty.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"2 images .*train/cat/broken.jpg .*train/dog/empty.png.* use --skip-bad"):
-        prepare_folder(tree, "pets", workers=1)
-    index, skipped = prepare_folder(tree, "pets", skip_bad=True, workers=1)
+        prepare_folder(tree, "pets")
+    index, skipped = prepare_folder(tree, "pets", skip_bad=True)
     assert len(index.splits["train"]) == 6
     assert [s.split(" ")[0] for s in skipped] == ["train/cat/broken.jpg", "train/dog/empty.png"]
+
+
+def test_processes_find_what_one_finds(tmp_path):
+    rng = np.random.default_rng(2)
+    (tmp_path / "many").mkdir()
+    for i in range(70):
+        jpeg(tmp_path / "many" / f"{i}.jpg", rng, size=(8 + i % 3, 9))
+    (tmp_path / "many" / "broken.jpg").write_bytes(b"\xff\xd8")
+    alone, beside = (prepare_folder(tmp_path / "many", "m", workers=n, skip_bad=True) for n in (0, 2))
+    assert alone[1] == beside[1]
+    for name in ("mean", "std", "fingerprint"):
+        assert getattr(alone[0], name) == getattr(beside[0], name)
+    (one,), (other,) = (found[0].splits.values() for found in (alone, beside))
+    assert one.files == other.files
+    assert (one.sizes == other.sizes).all()
+    with pytest.raises(ValueError, match="workers is -1"):
+        prepare_folder(tmp_path / "many", "m", workers=-1)
 
 
 def test_bad_trees(tmp_path, tree):
@@ -169,7 +186,7 @@ def pngs(tmp_path):
     (tmp_path / "p").mkdir()
     for i, image in enumerate(images):
         Image.fromarray(image.transpose(1, 2, 0)).save(tmp_path / "p" / f"{i}.png")
-    index, _ = prepare_folder(tmp_path / "p", "p", workers=1)
+    index, _ = prepare_folder(tmp_path / "p", "p")
     return index, torch.from_numpy(images)
 
 

@@ -140,7 +140,7 @@ def test_a_folder_can_be_learned_from_and_probed(tmp_path):
         for name in ("cat", "dog"):
             for i in range(count):
                 jpeg(tmp_path / "pets" / split / name / f"{i}.jpg", rng, size=(20, 24))
-    prepare_folder(tmp_path / "pets", "pets", workers=1)
+    prepare_folder(tmp_path / "pets", "pets")
     asked = settings(data="pets", limit=0, batch=4, epochs=2)
     run = ml.pretrain(asked, runs=tmp_path / "runs", workers=0, quiet=True)
     other = ml.pretrain(asked, runs=tmp_path / "others", workers=1, quiet=True)
@@ -148,7 +148,7 @@ def test_a_folder_can_be_learned_from_and_probed(tmp_path):
     found = ml.probe(run, ml.Probe(epochs=2, batch=4), workers=0, quiet=True)
     assert (found["train_images"], found["test_images"]) == (12, 6)
     assert isinstance(open_feed("pets", torch.device("cpu")), Files)
-    given = prepare_folder(tmp_path / "pets", "pets", workers=1, mean=(0.0,) * 3, std=(1.0,) * 3)[0]
+    given = prepare_folder(tmp_path / "pets", "pets", mean=(0.0,) * 3, std=(1.0,) * 3)[0]
     assert given.fingerprint != run.data  # other pixels reach the backbone, so it is other data
     with pytest.raises(ValueError, match="its content has changed since"):
         ml.knn(run, workers=0, quiet=True)
@@ -163,7 +163,7 @@ def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(12):
         jpeg(tmp_path / "many" / f"{i:02d}.jpg", rng, size=(16, 16))
-    prepare_folder(tmp_path / "many", "many", workers=1)
+    prepare_folder(tmp_path / "many", "many")
     (tmp_path / "many" / "07.jpg").write_bytes(b"?")
     asked = settings(data="many", limit=0, batch=2, epochs=2)
     for workers in (0, 1):

@@ -239,7 +239,7 @@ def test_a_folder_of_images(interrupted, tmp_path, monkeypatch):
         for kind in ("cat", "dog"):
             for i in range(count):
                 jpeg(tmp_path / "pets" / split / kind / f"{i}.jpg", rng, size=(20 + i, 24))
-    folder.prepare_folder(tmp_path / "pets", "pets", workers=1)
+    folder.prepare_folder(tmp_path / "pets", "pets")
     more = {"data": "pets", "batch": 4, "limit": 0}
     other = ml.pretrain(settings(**more), runs=tmp_path / "whole", workers=0, quiet=True)
     same_end(resume(interrupted(4, **more)), other)

@@ -432,7 +432,7 @@ def test_a_signal_to_the_workers_too(tmp_path, number, delay):
     rng = np.random.default_rng(0)
     for i in range(12):
         jpeg(tmp_path / "many" / f"{i:02d}.jpg", rng, size=(16, 16))
-    prepare_folder(tmp_path / "many", f"many{number}{delay}", workers=1)
+    prepare_folder(tmp_path / "many", f"many{number}{delay}")
     asked = words(data=f"many{number}{delay}", limit=0, batch=4, epochs=200, workers=1, runs=tmp_path / "runs")
     process = launch("-m", "marginlens", *asked, start_new_session=True)
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/*.safetensors")), process)
