@@ -6,10 +6,12 @@ The same parameters as everywhere: a function of (seed, epoch, sample, view) alo
 
 from __future__ import annotations
 
+import atexit
 import signal
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from marginlens.autodiff import full_precision
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import FolderIndex, crop_file
 from marginlens.data.views import View, colour, parameters
+
+_begun: WeakSet[Any] = WeakSet()
+"""Iterators of loaders with workers that nobody has let go of."""
 
 
 class Views(NamedTuple):
@@ -130,19 +135,32 @@ def _started(loader: DataLoader[Any]) -> Iterator[Any]:
     """The loader's batches; what a worker says of a bad file stays one line.
 
     Its workers are born deaf to Ctrl-C and SIGTERM, which a terminal and a scheduler send to every process: what they
-    mean is the main one's to decide, and a worker that dies of them would interrupt it in the middle of a step.
+    mean is the main one's to decide, and a worker that dies of them would interrupt it in the middle of a step. So they
+    must be told when it ends: multiprocessing would send SIGTERM, and wait for ever.
     """
     if loader.num_workers:
         resource_tracker.ensure_running()  # which would unblock the two signals again when it is first started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        batches = iter(loader)
+        batches: Any = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if loader.num_workers:
+        _begun.add(batches)
     try:
         yield from batches
     except DataError as error:
         raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
+    finally:  # at once: whenever it is collected, it may be by a thread that it waits for
+        if loader.num_workers:
+            batches._shutdown_workers()
+
+
+@atexit.register
+def _end() -> None:
+    """Before multiprocessing's own end, which was registered earlier."""
+    for batches in list(_begun):
+        batches._shutdown_workers()
 
 
 def _colour(crops: Tensor, indices: Tensor, view: View, seed: int, epoch: int, number: int) -> Tensor:

@@ -1,5 +1,8 @@
 """Folders of images: both trees, every kind of image, and views that are cut while decoding."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -177,6 +180,19 @@ def test_a_crop_lies_where_it_would_in_the_whole_image(tmp_path, height, width, 
     box = (left, top, left + side, top + side)
     theirs = np.asarray(Image.fromarray(ramp).resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
     assert np.abs(ours - theirs).max() < 4
+
+
+def test_a_program_ends_though_it_holds_a_stream(pngs):
+    """By an exception's traceback, say. Its workers do not hear what multiprocessing sends them at the end."""
+    script = (
+        "from marginlens.data.folder import read_folder; from marginlens.data.stream import stream\n"
+        "from marginlens.data.views import View\n"
+        "if __name__ == '__main__':\n"
+        "    held = stream(read_folder('p'), 'train', [View(8)], seed=0, epoch=0, batch=2, workers=1)\n"
+        "    print(len(next(held).indices))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
 @pytest.fixture
