@@ -6,7 +6,7 @@ things about a row: the positive's `logit` (only `Margin` changes it), and the l
 the positive's and the whole row's gradient. The loss owns the derivative, and adds the logarithms: effects compose by
 addition, and factors that would overflow alone cancel first.
 
-A new effect is one class here: a frozen dataclass that fills in `Effect`, listed in `EFFECTS`.
+A new effect is one class here: a frozen dataclass that takes `Composes` and fills in `Effect`, listed in `EFFECTS`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ class Effect(Protocol):
     def log_weights(self, row: Row) -> LogWeights | None:
         """The row's weights; None when the gradient is the derivative of the value."""
 
+    def __mul__(self, other: Effect) -> Product:
+        """Both, as `Composes` has it."""
+
 
 def plain_logit(row: Row) -> Tensor:
     """Eq. 2, Alg. 1: the positive's logit cos(theta) / tau."""
@@ -102,35 +105,39 @@ def log_one_minus(weight: Number, x: Tensor) -> Tensor:
     return torch.logaddexp(logsigmoid(-x), log(1.0 - like(weight, x)) + logsigmoid(x))
 
 
-def _times(self: Effect, other: Effect) -> Product:
-    """Composition: weights multiply, and at most one factor may move the logit."""
-    if isinstance(other, type) or not hasattr(other, "log_weights"):
-        return NotImplemented  # type: ignore[no-any-return]
-    return Product((*factors(self), *factors(other)))
+class Composes:
+    """What all effects share: they multiply, have a string form, and hash by their numbers."""
 
+    def __init_subclass__(cls) -> None:
+        cls.__hash__ = Composes.__hash__  # type: ignore[method-assign]  # or a dataclass would make its own
 
-def _spell(self: Effect) -> str:
-    """The string form, which `marginlens.effect` reads back exactly; parameters at their default are left out."""
-    shown = []
-    for field in fields(self):  # type: ignore[arg-type]
-        value = getattr(self, field.name)
-        value = value if isinstance(value, str) else as_float(value)
-        if field.default is MISSING or value != field.default:
-            shown.append(f"{field.name}={value if isinstance(value, str) else shortest(value)}")
-    name = type(self).__name__.lower()
-    return f"{name}({', '.join(shown)})" if shown else name
+    def __mul__(self: Effect, other: Effect) -> Product:
+        """Composition: weights multiply, and at most one factor may move the logit."""
+        if isinstance(other, type) or not hasattr(other, "log_weights"):
+            return NotImplemented
+        return Product((*factors(self), *factors(other)))
 
+    def __str__(self) -> str:
+        """The string form, which `marginlens.effect` reads back exactly; parameters at their default are left out."""
+        shown = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            value = value if isinstance(value, str) else as_float(value)
+            if field.default is MISSING or value != field.default:
+                shown.append(f"{field.name}={value if isinstance(value, str) else shortest(value)}")
+        name = type(self).__name__.lower()
+        return f"{name}({', '.join(shown)})" if shown else name
 
-def _hash(self: Effect) -> int:
-    """Equal effects hash alike; one that holds a tensor can change, and so has no hash."""
-    values = tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-    if any(isinstance(value, Tensor) for value in values):
-        raise TypeError(f"{self} holds a tensor, whose value may change: it cannot be a key")
-    return hash((type(self), values))
+    def __hash__(self) -> int:
+        """Equal effects hash alike; one that holds a tensor can change, and so has no hash."""
+        values = tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        if any(isinstance(value, Tensor) for value in values):
+            raise TypeError(f"{self} holds a tensor, whose value may change: it cannot be a key")
+        return hash((type(self), values))
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Composes):
     """Eq. 3: generalized InfoNCE, no effect."""
 
     angular = False
@@ -143,13 +150,9 @@ class Plain:
     def log_weights(self, row: Row) -> None:
         return None
 
-    __mul__ = _times
-    __str__ = _spell
-    __hash__ = _hash
-
 
 @dataclass(frozen=True)
-class Margin:
+class Margin(Composes):
     """Eq. 5: generalized InfoNCE with an angular margin m1 and a subtractive margin m2 on the positive.
 
     Where theta + m1 > pi the positive is repelled: the paper has no fallback for it, and neither has this.
@@ -175,13 +178,9 @@ class Margin:
     def log_weights(self, row: Row) -> None:
         return None
 
-    __mul__ = _times
-    __str__ = _spell
-    __hash__ = _hash
-
 
 @dataclass(frozen=True)
-class Emphasis:
+class Emphasis(Composes):
     """Eqs. 8, 9, 11, Alg. 3: the positive's gradient times s * gamma(theta / pi, c)."""
 
     s: Number = 1.0
@@ -206,13 +205,9 @@ class Emphasis:
         x = (row.theta / math.pi).clamp(max=1.0)
         return LogWeights(positive=log(like(self.s, row.cos)) + log_gamma(x, self.c))
 
-    __mul__ = _times
-    __str__ = _spell
-    __hash__ = _hash
-
 
 @dataclass(frozen=True)
-class Ratio:
+class Ratio(Composes):
     """Sec. 5.4, Alg. 4: gradients times the ratio of Lemma 4.2 for an angular margin m1.
 
     The pseudo-code scales the positive's gradient (`scope="positive"`); the text and Theorem 4.1 scale the whole
@@ -236,13 +231,9 @@ class Ratio:
         w = log_ratio(row, self.m1)
         return LogWeights(row=w) if self.scope == "row" else LogWeights(positive=w)
 
-    __mul__ = _times
-    __str__ = _spell
-    __hash__ = _hash
-
 
 @dataclass(frozen=True)
-class Attenuation:
+class Attenuation(Composes):
     """Eq. 12, Algs. 5, 6: gradients times 1 / (1 - alpha * q), q the positive's probability without margins.
 
     Type I scales the whole row's gradient, type II the positive's. At alpha = 1 and beta < 1 the weight is unbounded.
@@ -265,13 +256,9 @@ class Attenuation:
         w = -log_one_minus(self.alpha, plain_logit(row) - row.A)
         return LogWeights(row=w) if self.kind == "I" else LogWeights(positive=w)
 
-    __mul__ = _times
-    __str__ = _spell
-    __hash__ = _hash
-
 
 @dataclass(frozen=True)
-class Product:
+class Product(Composes):
     """Eq. 9: effects together. Their weights multiply; the weights multiply the margin's gradient if there is one.
 
     Every weight is computed from the logits without margins, as the paper defines each.
@@ -314,8 +301,6 @@ class Product:
 
     def __str__(self) -> str:
         return " * ".join(str(f) for f in self.factors)
-
-    __mul__ = _times
 
 
 PLAIN = Plain()

@@ -30,8 +30,7 @@ def effect(text: str) -> Effect:
 
 def _product(node: ast.expr, text: str) -> Effect:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _product(node.left, text), _product(node.right, text)
-        return left * right  # type: ignore[operator,no-any-return]
+        return _product(node.left, text) * _product(node.right, text)
     if isinstance(node, ast.Name):
         return _build(node.id, [], text)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -1,6 +1,7 @@
 """The string form: read, written back exactly, refused with a suggestion."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marginlens as ml
-from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio, effects
+from marginlens.effects import Composes, LogWeights, plain_logit
 from tests.catalogue import EFFECTS
 from tests.test_laws import single
 
@@ -107,3 +109,30 @@ def test_equal_effects_hash_alike_and_changeable_ones_not_at_all():
     with pytest.raises(TypeError, match="holds a tensor"):
         hash(Emphasis(s=torch.tensor(3.0)))
     assert Emphasis(s=torch.tensor(3.0)) == Emphasis(s=3)
+
+
+@dataclass(frozen=True)
+class Focus(Composes):
+    """An effect as docs/effects.md asks for one: the row's gradient times 1 + g."""
+
+    g: float = 0.0
+    angular = moves_logit = False
+    needs_negatives = ""
+
+    def logit(self, row):
+        return plain_logit(row)
+
+    def log_weights(self, row):
+        return LogWeights(row=math.log1p(self.g))
+
+
+def test_a_new_effect_is_one_class_and_one_name(monkeypatch):
+    monkeypatch.setitem(effects.EFFECTS, "focus", Focus)
+    assert str(Focus(g=2.0)) == "focus(g=2)"
+    assert ml.effect("focus(g=2)") == Focus(g=2.0)
+    for both in (Focus(g=2.0) * ml.Emphasis(s=3), ml.Emphasis(s=3) * Focus(g=2.0)):
+        assert ml.effect(str(both)) == both
+    assert len({Focus(g=2.0), Focus(g=2), Focus()}) == 2
+    z, w = torch.randn(2, 8, 4, dtype=torch.float64).requires_grad_()
+    plain, focused = (torch.autograd.grad(ml.info_nce(z, w, effect=effect), z)[0] for effect in ("plain", "focus(g=2)"))
+    torch.testing.assert_close(focused, 3 * plain)

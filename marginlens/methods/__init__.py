@@ -5,7 +5,7 @@
     loss.backward(); optimizer.step()
     method.after_step()
 
-A new method is one file, and one entry here.
+A new method is one file, and one entry here; `train/model.py` says which settings it takes in the laboratory.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,10 @@ class Method(Protocol):
     @property
     def backbone(self) -> nn.Module:
         """The encoder that learns, and that is evaluated afterwards."""
+
+    @property
+    def student(self) -> nn.ModuleDict:
+        """The backbone and the projector that learn."""
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         """The loss of two views of a batch."""

@@ -89,10 +89,6 @@ class Table:
     """Of a figure: the key in `Cell.at` of the horizontal axis."""
     series: str = ""
     """What one line is: a key in `Cell.at`, or "method"."""
-    panel: str = ""
-    """What one panel is: "data", or "" for a figure of one."""
-    x_label: str = ""
-    y_label: str = ""
     x_log: bool = False
     given: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Where the text gives the values of an axis (a key in `Cell.at`, "method", "data"); an axis not here is ours."""

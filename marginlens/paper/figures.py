@@ -33,7 +33,6 @@ OUR_BATCH_DATA = ("CIFAR100",)
 OUR_CURVED_SCALES = (1.0, 5.0, 20.0, 40.0)
 """Our scales of Fig. 6: those of Tab. 7 for MoCo, and two below them."""
 
-_ACCURACY = "top-1 accuracy (%)"
 _UNKNOWN = "The values are not in the text: unknown."
 _PROBE = "By which evaluation the accuracy was measured is not stated; ours is the linear probe."
 
@@ -109,9 +108,6 @@ SCALE = Table(
     f"{_UNKNOWN} So are the grid of s and the data sets: ours. {_PROBE}",
     x="s",
     series="method",
-    panel="data",
-    x_label="s",
-    y_label=_ACCURACY,
     x_log=True,
     given={"method": "Sec. 5.2"},
 )
@@ -135,9 +131,6 @@ BATCH_SIZE = Table(
     f"batch size: ours; the learning rate stays. {_PROBE}",
     x="s",
     series="batch",
-    panel="data",
-    x_label="s",
-    y_label=_ACCURACY,
     x_log=True,
     given={"method": "Fig. 4, caption"},
 )
@@ -152,9 +145,6 @@ CURVATURE = Table(
     f"line. {_PROBE}",
     x="c",
     series="method",
-    panel="data",
-    x_label="c",
-    y_label=_ACCURACY,
     x_log=True,
     given={"c": "Sec. 5.3"},
     fixed={"s": 1.0},
@@ -178,9 +168,6 @@ SCALE_AND_CURVATURE = Table(
     f"curvature, is our base line. {_PROBE}",
     x="c",
     series="s",
-    panel="data",
-    x_label="c",
-    y_label=_ACCURACY,
     x_log=True,
     given={"method": "Fig. 6, caption", "c": "Sec. 5.3"},
 )
@@ -195,9 +182,6 @@ RATIO = Table(
     f"scales the positive's gradient (Alg. 4) or the row's (Sec. 5.4) is not known. {_PROBE}",
     x="m1",
     series="method",
-    panel="data",
-    x_label="m1",
-    y_label=_ACCURACY,
     given={"m1": "Sec. 5.4"},
 )
 RATIO_MAPS = Table(

@@ -59,7 +59,7 @@ def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> s
     """A panel per data set; `published` adds the numbers that a table of the paper has for the same run."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
-        groups.setdefault(_data(line) if table.panel == "data" else "", []).append(line)
+        groups.setdefault(_data(line), []).append(line)
     return panels(
         [_panel(table, name, held, published) for name, held in groups.items() if any(x.values for x in held)]
     )
@@ -91,8 +91,8 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> P
             printed.setdefault(own, []).append(Point(x, value.mean, value.spread or 0.0, f"{where}: {value}", ""))
     across = _across(sorted({line.cell.at[table.x] for line in lines}), table.x_log)
     grid = "" if table.x in table.given else " (the grid is ours)"
-    about = f"{table.name}, {name}: {table.y_label} by {table.x_label}"
-    return Panel(name, about, f"{table.x_label}{grid}", across, series, printed)
+    about = f"{table.name}, {name}: top-1 accuracy (%) by {table.x}"
+    return Panel(name, about, f"{table.x}{grid}", across, series, printed)
 
 
 def logarithmic(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> Panel:

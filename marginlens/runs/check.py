@@ -79,6 +79,7 @@ def evaluation(path: Path, found: Mapping[str, Any], run: Run) -> None:
         _number(path, found, name, 1, MOST, whole=True)
     _optional(path, found, ("top5",), 0, 100)
     _optional(path, found, ("loss", "neighbours", "feature_norm"))
+    _optional(path, found, ("classes",), 1, MOST)
     lost = found.get("lost", [])
     if not isinstance(lost, list) or not all(isinstance(rate, float) for rate in lost):
         raise ValueError(f"{path} has lost {_short(lost)}; it must be a list of learning rates")

@@ -46,7 +46,7 @@ RECIPE = "recipe"
 ALWAYS = ("method", "data", "effect", "epochs", "seed")
 """Settings that are always spelled out."""
 CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "tinyimagenet": 200, "shapes": 10}
-"""Of the data sets that are known by name; a record does not say it."""
+"""Of the data sets that are known by name, where a record does not say it: the first did not."""
 
 _NUMBERS = {"epochs_done", "loss", "knn", "probe", "bytes"}
 _NUMBERS |= {name for name, field in Pretrain.model_fields.items() if field.annotation in (int, float)}
@@ -173,7 +173,8 @@ def words(settings: Mapping[str, Any]) -> str:
 
 def diverged(one: Mapping[str, Any]) -> bool:
     """Whether a probe ended worse than guessing, by its loss: its accuracy then says nothing of the backbone."""
-    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), CLASSES.get(one["data"], 1))
+    classes = one.get("classes", CLASSES.get(one["data"], 1))
+    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), classes)
 
 
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,8 +126,8 @@ def linear_probes(
         mean, rate = next(iter(means.values())), (epoch + 1) * len(chosen.train) / (time.monotonic() - begin)
         display.step(epoch + 1, lambda m=mean: m, lambda r=rate: r)  # type: ignore[misc]
         display.epoch(epoch + 1, epoch + 1, {"loss": mean}, rate)
-    known = {"feature_norm": float(test.norm(dim=1).mean())}
-    known |= {"train_images": len(chosen.train), "test_images": len(chosen.test)}
+    known: dict[str, float] = {"feature_norm": float(test.norm(dim=1).mean())}
+    known |= {"train_images": len(chosen.train), "test_images": len(chosen.test), "classes": len(feed.classes)}
     return {
         one: _worth(layer, means[one], test, chosen.test_labels, len(feed.classes), display) | known
         for one, layer in layers.items()

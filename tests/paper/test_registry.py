@@ -205,9 +205,6 @@ def test_figures_can_be_redrawn(figure):
         for c in figure.cells
     )
     assert set(places.values()) == {1}
-    assert figure.panel == "data"
-    assert figure.x_label
-    assert figure.y_label
 
 
 def test_maps_need_no_run():

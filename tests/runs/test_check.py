@@ -194,6 +194,17 @@ def test_of_rates_measured_at_once_the_one_nearest_to_the_recipe_is_listed(ask, 
     assert (listed["probe"], listed["probe_by"]) == (0.1, "epochs=1 lr=0.01")
 
 
+def test_a_probe_that_diverged_is_known_by_its_classes(ask, store):
+    """As the record has them, whatever the data are called."""
+    path = put(store, 0)
+    one = evaluation("probe", 10.0, run=path.name[-10:]) | {"loss": 5.0}
+    for classes, lost in ((10, True), (100, False)):
+        write(path, {"evaluations/probe-shapes-1.json": json.dumps(one | {"classes": classes}).encode()})
+        assert json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]["diverged"] is lost
+    write(path, {"evaluations/probe-shapes-1.json": json.dumps(one | {"classes": 0}).encode()})
+    assert "classes" in scan(store)[0].why
+
+
 @pytest.mark.parametrize("lost", [3.0, ["3"], [[3.0]], {"3": 1}])
 def test_rates_that_were_lost_are_numbers(store, lost):
     path = put(store, 0)
