@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import fields
-from difflib import get_close_matches
 
 from marginlens.effects import EFFECTS, Effect
+from marginlens.parameters import hint
 
 _LONGEST = 500
 
@@ -86,6 +86,4 @@ def _has_default(name: str, parameter: str) -> bool:
 
 
 def _refused(text: str, why: str, typo: str = "", known: list[str] | None = None) -> ValueError:
-    close = get_close_matches(typo, known or [], n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}" if known else ""
-    return ValueError(f"effect {text!r}: {why}{hint}")
+    return ValueError(f"effect {text!r}: {why}{f'; {hint(typo, known)}' if known else ''}")

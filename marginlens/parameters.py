@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Real
 from typing import TypeAlias
 
@@ -86,6 +88,12 @@ def check_number(
     fits = low < number <= high if open_low else low <= number <= high
     if not fits or (finite and abs(number) == math.inf):
         raise ValueError(f"{where} is {number:g}; it must be {allowed}")
+
+
+def hint(name: str, names: Iterable[str]) -> str:
+    """The name that was probably meant, or all there are."""
+    close = get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
 def check_choice(effect: object, name: str, allowed: tuple[str, ...]) -> None:

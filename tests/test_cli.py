@@ -119,7 +119,7 @@ MISTAKES = {
     ("data", "prepare", "cifar10", "--as", "x"): "--as, --mean, --std and --skip-bad are for a folder",
     ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
-    ("data", "views", "shapes", "--crop", "round"): "it must be resized or padded",
+    ("data", "views", "shapes", "--crop", "round"): "Expected one of ('resized', 'padded')",
 }
 
 

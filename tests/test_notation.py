@@ -35,7 +35,7 @@ READ_ONLY = {
 }
 REFUSED = {
     "emphasys(s=20)": "there is no effect 'emphasys'; did you mean 'emphasis'?",
-    "zzz": "there is no effect 'zzz'; known: plain, margin, emphasis, ratio, attenuation",
+    "zzz": "there is no effect 'zzz'; there are plain, margin, emphasis, ratio, attenuation",
     "emphasis(S=20)": "emphasis has no parameter 'S'",
     "attenuation(alhpa=1)": "attenuation has no parameter 'alhpa'; did you mean 'alpha'?",
     "ratio": "ratio needs m1",

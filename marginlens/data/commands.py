@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
@@ -16,11 +15,11 @@ from tyro.conf import Positional, arg
 from marginlens.data import store
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder, read_folder
-from marginlens.data.grid import save_grid
+from marginlens.data.grid import save_grid, save_views
 from marginlens.data.prepare import open_data, prepare
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Images, Store
-from marginlens.data.views import View, make_view, strong, weak
+from marginlens.data.views import Crop, View, strong, weak
 
 THUMBNAIL = 64
 
@@ -134,7 +133,7 @@ def data_views(
     out: Path | None = None,
     count: int = 10,
     seed: int = 0,
-    crop: str = "resized",
+    crop: Crop = "resized",
     scale: tuple[float, float] | None = None,
 ) -> None:
     """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
@@ -152,15 +151,10 @@ def data_views(
     scale = scale or RECIPES.get(name, {}).get("crop_scale", View().scale)
     images, labels, classes = _first(name, count)
     size = images.shape[-1]
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    number = torch.arange(len(images))
-    columns = [images]
-    for view in (strong(size, mean, std), weak(size, mean, std, crop=_crop(crop))):
-        view = replace(view, scale=scale)
-        columns += [_pixels(torch.from_numpy(images), number, view, seed, epoch) for epoch in range(4)]
-    rows = [(_label(label, classes), np.stack([c[i] for c in columns])) for i, label in enumerate(labels)]
+    plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    both = [replace(view, scale=scale) for view in (strong(size, *plain), weak(size, *plain, crop=crop))]
     path = out or Path(f"{name}-views.png")
-    save_grid(rows, path, head=["original", *["strong"] * 4, *["weak"] * 4])
+    save_views(images, [_label(label, classes) for label in labels], both, seed, path)
     print(f"wrote {path}")
 
 
@@ -215,18 +209,6 @@ def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
     split = next(iter(data.splits))
     chosen = np.arange(min(count, len(data.splits[split])))
     return _take(data, split, chosen), data.splits[split].labels[chosen].tolist(), data.classes
-
-
-def _pixels(images: torch.Tensor, number: torch.Tensor, view: View, seed: int, epoch: int) -> Images:
-    made = make_view(images, number, view, seed, epoch, number=0)
-    pixels: Images = made.mul(255).round().clamp(0, 255).to(torch.uint8).numpy()
-    return pixels
-
-
-def _crop(crop: str) -> Any:
-    if crop not in ("resized", "padded"):
-        raise DataError(f"--crop is {crop!r}; it must be resized or padded")
-    return crop
 
 
 def _folder_name(name: str) -> str:

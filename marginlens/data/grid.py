@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from marginlens.data.atomic import DataError
 from marginlens.data.store import Images
+from marginlens.data.views import View, make_view
 
 _GAP = 2
 _LABEL = 130
@@ -37,3 +39,18 @@ def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, hea
         sheet.save(path, "PNG")
     except OSError as error:
         raise DataError(f"cannot write {path} ({error.strerror or error}); give --out another place") from None
+
+
+def save_views(
+    images: Images, labels: Sequence[str], views: Sequence[View], seed: int, path: Path, zoom: int = 2
+) -> None:
+    """Writes a row for each image: the image, four of its strong views, four of its weak ones."""
+    number = torch.arange(len(images))
+    columns = [images]
+    for which, view in enumerate(views):
+        mean, std = (torch.tensor(x)[:, None, None] for x in (view.mean, view.std))
+        for epoch in range(4):
+            made = make_view(torch.from_numpy(images), number, view, seed, epoch, which) * std + mean
+            columns.append(made.mul(255).round().clamp(0, 255).to(torch.uint8).numpy())
+    rows = zip(labels, np.stack(columns, axis=1), strict=True)
+    save_grid(rows, path, zoom, head=["original", *["strong"] * 4, *["weak"] * 4])

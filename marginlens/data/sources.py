@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import BinaryIO
 
 import numpy as np
@@ -15,6 +14,7 @@ from marginlens.data import shapes
 from marginlens.data.archives import Files
 from marginlens.data.atomic import DataError
 from marginlens.data.store import NO_LABEL, Batch, Labels
+from marginlens.parameters import hint
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_RECORDS = 10_000
@@ -153,9 +153,7 @@ SOURCES = {
 def source(name: str) -> Source:
     """The data set of that name."""
     if name not in SOURCES:
-        close = get_close_matches(name, SOURCES, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(SOURCES)}"
-        raise DataError(f"there is no data set {name!r}; {hint}")
+        raise DataError(f"there is no data set {name!r}; {hint(name, SOURCES)}")
     return SOURCES[name]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from marginlens.nets import fast
+from marginlens.parameters import hint
 
 T = TypeVar("T")
 
@@ -235,9 +235,7 @@ def _initialise(model: nn.Module, zero_init_residual: bool) -> None:
 def _known(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name in table:
         return table[name]
-    close = get_close_matches(str(name).lower(), table, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(table)}"
-    raise ValueError(f"there is no {kind} {name!r}; {hint}")
+    raise ValueError(f"there is no {kind} {name!r}; {hint(name, table)}")
 
 
 def _misfit(own: Tensor | None, given: object) -> bool:

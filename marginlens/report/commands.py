@@ -10,6 +10,7 @@ from typing import Any
 
 from marginlens.data.atomic import put
 from marginlens.paper import TABLES
+from marginlens.parameters import hint
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.latex import latex as make_latex
 from marginlens.report.page import page
@@ -18,7 +19,6 @@ from marginlens.report.tables import brief
 from marginlens.report.tables import insert as put_in
 from marginlens.report.tables import markdown as make_markdown
 from marginlens.runs.store import scan
-from marginlens.train.config import hint
 
 
 def report(

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marginlens.data.grid import save_grid
-from marginlens.data.views import View, make_view
+from marginlens.data.grid import save_views
 from marginlens.train.config import Pretrain, Probe
 from marginlens.train.feed import Feed
 from marginlens.train.model import make_views
@@ -257,22 +256,8 @@ def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
     """A PNG of views, in base64."""
     chosen = torch.arange(count)
     images = next(iter(feed.plain("train", chosen, settings.size, 0, count)))
-    columns = [images.numpy()]
-    for number, view in enumerate(make_views(settings, feed)):
-        columns += [_seen(images, chosen, view, settings.seed, epoch, number) for epoch in range(4)]
-    labels = feed.labels("train")
-    rows = [(feed.classes[int(labels[i])], np.stack([column[i] for column in columns])) for i in range(count)]
+    names = [feed.classes[int(label)] for label in feed.labels("train")[:count]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "views.png"
-        save_grid(rows, path, zoom=3, head=["original", *["strong"] * 4, *["weak"] * 4])
+        save_views(images.numpy(), names, make_views(settings, feed), settings.seed, path, zoom=3)
         return base64.b64encode(path.read_bytes()).decode()
-
-
-def _seen(
-    images: torch.Tensor, chosen: torch.Tensor, view: View, seed: int, epoch: int, number: int
-) -> NDArray[np.uint8]:
-    """A view as pixels again."""
-    mean, std = (torch.tensor(x)[:, None, None] for x in (view.mean, view.std))
-    made = make_view(images, chosen, view, seed, epoch, number) * std + mean
-    found: NDArray[np.uint8] = made.mul(255).round().clamp(0, 255).to(torch.uint8).numpy()
-    return found

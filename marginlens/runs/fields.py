@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 import marginlens as ml
+from marginlens.parameters import hint
 from marginlens.runs.entry import STATES, Entry, when
-from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, hint, known
+from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
 from marginlens.train.knn import worse_than_guessing
 

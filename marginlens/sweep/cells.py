@@ -1,7 +1,7 @@
 """What of the paper a run is: a cell as the paper has it, a shorter look at one, or a rehearsal on other data.
 
 Neither a shorter look nor a rehearsal may stand beside a published number without its label: whoever shows a run asks
-`match` or `measured` here.
+`match` or `standing` here.
 """
 
 from __future__ import annotations

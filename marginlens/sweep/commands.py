@@ -13,12 +13,13 @@ from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 from marginlens.paper import TABLES, Cell, find, readings
+from marginlens.parameters import hint
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep.job import Job, evaluate, merge
 from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, TableSelection
 from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
-from marginlens.train.config import Pretrain, build, hint
+from marginlens.train.config import Pretrain, build
 from marginlens.train.options import COMMON, options, read_config, settle, show
 
 Cells: TypeAlias = dict[Pretrain, list[str]]

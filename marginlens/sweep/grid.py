@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from marginlens.train.config import Pretrain, build, hint
+from marginlens.parameters import hint
+from marginlens.train.config import Pretrain, build
 
 LARGEST = 10_000
 """Runs of a grid that are looked at, whatever is confirmed: beyond that it is a mistake."""

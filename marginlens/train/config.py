@@ -6,8 +6,7 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,6 +16,7 @@ from marginlens.methods import METHODS
 from marginlens.methods.byol import check_effect
 from marginlens.nets.parts import divides
 from marginlens.nets.resnet import ENCODERS, STEMS
+from marginlens.parameters import hint
 
 SMALLEST, LARGEST = 8, 512
 """Sides of images, in pixels."""
@@ -230,12 +230,6 @@ def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
     if name not in table:
         raise ValueError(f"there is no {kind} {name!r}; {hint(name, table)}")
     return name
-
-
-def hint(name: str, table: Iterable[str]) -> str:
-    """The name that was probably meant, or all there are."""
-    close = get_close_matches(name.lower(), list(table), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(table)}"
 
 
 def _line(found: Any) -> str:

@@ -15,6 +15,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
+from marginlens.parameters import hint
 from marginlens.train.config import (
     METHOD_DEFAULTS,
     PROBE_RECIPES,
@@ -23,7 +24,6 @@ from marginlens.train.config import (
     Probe,
     Settings,
     build,
-    hint,
 )
 from marginlens.train.identity import NEUTRAL
 

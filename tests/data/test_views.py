@@ -380,7 +380,7 @@ def test_one_pixel_is_an_image():
 
 
 def test_recipes():
-    """notes.md, section 4."""
+    """ReSSL's small-image settings."""
     assert strong(64, MEAN, STD) == View(
         size=64, crop="resized", scale=(0.2, 1.0), ratio=(0.75, 4 / 3), flip=0.5, jitter=(0.4, 0.4, 0.4, 0.1),
         jitter_p=0.8, grey=0.2, blur=0.5, sigma=(0.1, 2.0), solarise=0.0, mean=MEAN, std=STD,

@@ -38,7 +38,7 @@ def test_multiply_adds_are_torchvisions(name):
 
 
 def test_the_papers_encoder_takes_1_11_gflop():
-    """notes.md, section 5: a multiply-add is two FLOPs."""
+    """As a prototype was counted: a multiply-add is two FLOPs."""
     assert round(facts("resnet18", 32).flops / 1e9, 2) == 1.11
 
 

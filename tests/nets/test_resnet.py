@@ -167,9 +167,9 @@ def test_an_encoder_compiles():
     [
         (lambda: encoder("resnet81"), "there is no encoder 'resnet81'; did you mean 'resnet18'?"),
         (lambda: encoder("ResNet50"), "there is no encoder 'ResNet50'; did you mean 'resnet50'?"),
-        (lambda: encoder("vit"), "there is no encoder 'vit'; known: tiny, resnet18, resnet34, resnet50"),
+        (lambda: encoder("vit"), "there is no encoder 'vit'; there are tiny, resnet18, resnet34, resnet50"),
         (lambda: encoder("tiny", stem="imagnet"), "there is no stem 'imagnet'; did you mean 'imagenet'?"),
-        (lambda: encoder("tiny", stem=""), "there is no stem ''; known: small, small-pool, imagenet"),
+        (lambda: encoder("tiny", stem=""), "there is no stem ''; there are small, small-pool, imagenet"),
         (lambda: default_stem("tony", 32), "there is no encoder 'tony'; did you mean 'tiny'?"),
         (lambda: default_stem("tiny", 0), "size is 0; it must be a number of pixels, at least 1"),
         (lambda: feature_dim(encoder("tiny"), -1), "size is -1; it must be a number of pixels, at least 1"),

@@ -15,7 +15,7 @@ from marginlens.train.record import open_run
 
 
 def test_the_recipe_of_the_paper():
-    """notes.md, section 4, number by number."""
+    """ReSSL's small-image settings, number by number."""
     s = Pretrain(data="cifar10")
     assert (s.encoder, s.size, s.batch, s.epochs, s.warmup) == ("resnet18", 32, 256, 200, 5)
     assert (s.lr, s.momentum, s.weight_decay, s.decay_all) == (0.06, 0.9, 5e-4, True)
