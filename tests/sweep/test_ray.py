@@ -39,6 +39,7 @@ def cluster(prepared):
         small = {"num_cpus": 2, "object_store_memory": 80 << 20}
         made = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
         made.second, made.tmp = made.add_node(**small), Path(folder) / "tmp"
+        made.wait_for_nodes(timeout=60)  # or all runs may go to the first
         yield made
         made.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
