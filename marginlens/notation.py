@@ -47,11 +47,16 @@ def _build(name: str, keywords: list[ast.keyword], text: str) -> Effect:
     allowed = [f.name for f in fields(EFFECTS[name])]
     given: dict[str, float | str] = {}
     for keyword in keywords:
+        if keyword.arg is None:
+            raise _refused(text, f"{name} takes its parameters by name")
         if keyword.arg not in allowed:
-            raise _refused(text, f"{name} has no parameter {keyword.arg!r}", keyword.arg or "", allowed)
+            raise _refused(text, f"{name} has no parameter {keyword.arg!r}", keyword.arg, allowed)
         if keyword.arg in given:
             raise _refused(text, f"{name} is given {keyword.arg} twice")
-        given[keyword.arg] = _value(keyword.value, f"{name}'s {keyword.arg}", text)
+        value = _value(keyword.value, f"{name}'s {keyword.arg}", text)
+        if isinstance(value, str) and not isinstance(getattr(EFFECTS[name], keyword.arg, None), str):
+            raise _refused(text, f"{name}'s {keyword.arg} must be a number, not {value!r}")
+        given[keyword.arg] = value
     missing = [p for p in allowed if p not in given and not _has_default(name, p)]
     if missing:
         raise _refused(text, f"{name} needs {', '.join(missing)}")

@@ -119,6 +119,8 @@ MISTAKES = {
     ("data", "prepare", "cifar10", "--as", "x"): "--as, --mean, --std and --skip-bad are for a folder",
     ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
+    ("data", "views", "shapes", "--count", "0"): "count is 0; it must be a whole number, at least 1",
+    ("data", "show", "shapes", "--columns", "-3"): "columns is -3; it must be a whole number, at least 1",
     ("data", "views", "shapes", "--crop", "round"): "Expected one of ('resized', 'padded')",
 }
 

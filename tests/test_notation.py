@@ -35,6 +35,9 @@ READ_ONLY = {
 }
 REFUSED = {
     "emphasys(s=20)": "there is no effect 'emphasys'; did you mean 'emphasis'?",
+    "emphasis(s=two)": "emphasis's s must be a number, not 'two'",
+    "emphasis(s=nan)": "emphasis's s must be a number, not 'nan'",
+    "emphasis(**x)": "emphasis takes its parameters by name",
     "zzz": "there is no effect 'zzz'; there are plain, margin, emphasis, ratio, attenuation",
     "emphasis(S=20)": "emphasis has no parameter 'S'",
     "attenuation(alhpa=1)": "attenuation has no parameter 'alhpa'; did you mean 'alpha'?",
@@ -42,7 +45,6 @@ REFUSED = {
     "ratio(scope=row)": "ratio needs m1",
     "ratio(m1=0.4, scope=rows)": "scope is 'rows'; it must be 'positive' or 'row'",
     "emphasis(20)": "emphasis takes its parameters by name",
-    "emphasis(**x)": "emphasis has no parameter None",
     "emphasis(s=20": "it does not read as",
     "": "it does not read as",
     "emphasis(s=) * plain": "it does not read as",
@@ -54,7 +56,6 @@ REFUSED = {
     "emphasis(s=-x)": "emphasis's s must be a number or a word, not '-x'",
     "emphasis(s=1j)": "must be a number or a word",
     "emphasis(s=__import__('os'))": "must be a number or a word",
-    "emphasis(s=x)": "must be a number or a 0-d floating tensor, not 'x'",
     "emphasis(s=-1)": "s is -1; it must be finite and at least 0",
     "margin(m1=1) * margin(m1=1)": "both move",
     "emphasis(s=20, s=3)": "emphasis is given s twice",
@@ -92,7 +93,7 @@ def test_random_products_survive_exactly(factors):
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda t: t[:30])
 def test_refused(text):
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises(ValueError) as caught:
         ml.effect(text)
     assert REFUSED[text] in str(caught.value)
 

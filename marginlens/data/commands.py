@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from marginlens.checks import whole
 from marginlens.data import store
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder, read_folder
@@ -122,6 +123,7 @@ def data_show(name: Positional[str], *, out: Path | None = None, split: str = "t
         split: train, test, or unlabeled.
         columns: Images in a row.
     """
+    whole("columns", columns)
     path = out or Path(f"{name}.png")
     save_grid(_by_class(name, split, columns), path)
     print(f"wrote {path}")
@@ -148,6 +150,7 @@ def data_views(
     """
     from marginlens.train.config import RECIPES
 
+    whole("count", count)
     scale = scale or RECIPES.get(name, {}).get("crop_scale", View().scale)
     images, labels, classes = _first(name, count)
     size = images.shape[-1]

@@ -83,6 +83,9 @@ def prepare_folder(
     """
     if workers < 0:
         raise ValueError(f"workers is {workers}; it must be a number of processes, or 0 for none but this one")
+    for what, given, low in (("mean", mean, 0.0), ("std", std, 1e-6)):
+        if given is not None and not all(low <= x <= 1.0 for x in given):
+            raise ValueError(f"{what} is {given}; it must be numbers from {low:g} to 1, as of pixels in [0, 1]")
     path = path.expanduser().resolve()
     found, classes = _walk(path)
     seen = {split: _look_at(path, [file for file, _ in files], workers) for split, files in found.items()}

@@ -105,6 +105,9 @@ def read(name: str, folder: Path | None = None) -> Store:
         if not isinstance(shapes, dict):
             raise DataError(f"{name} is a folder of images, which are read as they are needed, not a store of arrays")
         splits[split] = Split(*(_array(path / f"{split}-{kind}.npy", shapes[kind]) for kind in ("images", "labels")))
+        labels = splits[split].labels
+        if labels.size and not NO_LABEL <= labels.min() <= labels.max() < len(facts["classes"]):
+            raise DataError(f"{path / split}-labels.npy is damaged: it has labels of no class; prepare {name} again")
     numbers = (tuple(facts["mean"]), tuple(facts["std"]))
     return Store(facts["name"], splits, tuple(facts["classes"]), *numbers, facts["fingerprint"])
 

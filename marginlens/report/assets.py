@@ -128,7 +128,7 @@ function add(to,name,attributes,text){
   if(text!==undefined)x.textContent=text;
   to.append(x);return x;
 }
-const short=v=>v===0?"0":Math.abs(v)<1e-3?v.toExponential(0):String(Number(v.toPrecision(4)));
+const short=v=>v===0?"0":Math.abs(v)<1e-3?Number(v.toPrecision(3)).toExponential():String(Number(v.toPrecision(5)));
 function ticks(low,high){
   const rough=(high-low)/5,unit=Math.pow(10,Math.floor(Math.log10(rough)));
   const step=[1,2,2.5,5,10].map(k=>k*unit).find(s=>s>=rough),found=[];

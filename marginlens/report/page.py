@@ -130,8 +130,9 @@ def _curves(runs: Sequence[Seen]) -> str:
         return f"{head}<p>No run has any.</p></section>"
     choices = "".join(f'<option value="{i}">{_e(seen.entry.name)}</option>' for i, seen in enumerate(runs))
     return (
-        f'{head}<p class="about">Loss, nearest neighbours, learning rate and spread by epoch. The loss of an effect is '
-        "another function: compare losses along a curve, not between effects.</p>"
+        f'{head}<p class="about">Loss, nearest neighbours, learning rate and spread by epoch. With every '
+        "effect but margin this is the plain loss, and the gradient is not its derivative: a lower curve need not be a "
+        "better run.</p>"
         f'<div class="tools"><label>Run <select id="curve-run">{choices}</select></label>'
         f'<label>and beside it <select id="curve-beside"><option value="">none</option>{choices}</select></label></div>'
         '<div class="key" id="curve-key"></div><div class="panels" id="curve-plots"></div>'

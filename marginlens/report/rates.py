@@ -97,7 +97,9 @@ def rates_picture(gathered: Gathered) -> str:
     """The same of probes by the recipe but for their rate, as an SVG file."""
     groups = [group for group in _groups(gathered) if all(set(odd(one)) <= {"lr"} for one in group[0][1].values())]
     if not groups:
-        raise ValueError("no run was probed at several learning rates: marginlens probe RUN --beside 3 10 30")
+        raise ValueError(
+            "no run was probed at several learning rates and else by the recipe: marginlens probe RUN --beside 3 10 30"
+        )
     shown = _panels(groups)
     effects = {effect for one in shown for effect in one.series}
     if len(effects) > LINES:

@@ -199,15 +199,15 @@ def _measured(entry: Entry, kind: str) -> dict[str, Any] | None:
 def _top1(entry: Entry, kind: str) -> float | None:
     """On the test set of the data it learned from."""
     found = _measured(entry, kind)
-    if found is None:
-        return entry.last.get(kind)  # nearest neighbours are looked at while it learns
-    return float(found["top1"])
+    if kind in entry.last and (found is None or odd(found)):
+        return float(entry.last[kind])  # nearest neighbours are looked at while it learns, by the recipe
+    return None if found is None else float(found["top1"])
 
 
 def _by(entry: Entry, kind: str) -> str | None:
     """How that was measured: by the recipe, or what was set otherwise."""
     found = _measured(entry, kind)
-    if found is None:
+    if kind in entry.last or found is None:
         return RECIPE if kind in entry.last else None
     return words(odd(found)) or RECIPE
 

@@ -52,11 +52,16 @@ def variants(cell: Cell, epochs: int | None = None, dataset: str | None = None) 
 
 
 def follows(cell: Cell, dataset: str | None = None, probe_epochs: int | None = None) -> Evaluation:
-    """The evaluation that gives a cell's number."""
-    if cell.measure == "probe":
-        data = dataset or str(build(Pretrain, variants(cell)).data)
-        return evaluate("probe", data, probe_epochs)
-    return evaluate("transfer", dataset or cell.to, probe_epochs)
+    """The evaluation that gives a cell's number, or a shorter one."""
+    own = cell.measure == "probe"
+    data = dataset or (str(build(Pretrain, variants(cell)).data) if own else cell.to)
+    usual, asked = (evaluate("probe" if own else "transfer", data, epochs) for epochs in (None, probe_epochs))
+    if asked.settings.epochs > usual.settings.epochs:
+        raise ValueError(
+            f"probe_epochs is {probe_epochs}, and {cell.address} has {usual.settings.epochs} on {data}: --probe-epochs "
+            f"is for a shorter look; marginlens sweep runs any settings"
+        )
+    return asked
 
 
 def job(

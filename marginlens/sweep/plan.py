@@ -17,6 +17,7 @@ from marginlens.data.sources import SOURCES
 from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
 from marginlens.sweep.job import Evaluation, Job
 from marginlens.train.config import Pretrain, Probe
+from marginlens.train.evaluate import parts
 from marginlens.train.feed import open_feed
 from marginlens.train.identity import run_name
 from marginlens.train.trainer import check_data
@@ -166,11 +167,13 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
     if lacking:
         run = " and ".join(f"marginlens data prepare {name}" for name in lacking)
         raise DataError(f"{', '.join(lacking)} are not prepared in {data_store.root()}; run: {run}")
-    feeds = {name: open_feed(name, torch.device("cpu")) for name in {s.job.settings.data for s in steps if s.due}}
+    feeds = {name: open_feed(name, torch.device("cpu")) for name in _asked(steps)}
     for step in steps:
         if step.due:
             try:
                 check_data(step.job.settings, feeds[step.job.settings.data])
+                for wanted in step.missing:
+                    parts(feeds[wanted.data], wanted.settings.holdout)
             except ValueError as error:
                 raise ValueError(f"[{step.number}] {step.name} cannot be run: {error}") from None
 

@@ -138,7 +138,7 @@ class Pretrain(Settings):
         if method == "simclr":
             recipe = {key: value for key, value in recipe.items() if key not in _NO_TEACHER}
         epochs = _whole(given.get("epochs", cls.model_fields["epochs"].default))
-        if epochs is not None:
+        if epochs is not None and epochs > 0:
             recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
         return recipe | dict(given)
 

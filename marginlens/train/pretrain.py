@@ -6,6 +6,7 @@ bits of one that was not.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,9 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.begin_at(trainer.step)
             display.say(f"resuming {run.path} at step {trainer.step} of {trainer.total}")
         else:
+            if done := len(run.metrics):
+                kept = f"{done} of {trainer.settings.epochs} epochs of records and no weights to go on from"
+                display.say(f"{run.path} has {kept}: it begins again")
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
         record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
@@ -225,6 +229,8 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
         "lr": trainer.optimizer.param_groups[0]["lr"],
         **_spreads(trainer),
     }
+    if lost := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        raise Stopped(f"the {lost[0].replace('_', ' ')} is {metrics[lost[0]]} after epoch {epoch}; {causes(trainer)}")
     if settings.method != "simclr":
         metrics["ema"] = trainer.ema_at(trainer.step - 1)
     if last or (knn_every and epoch % knn_every == 0):

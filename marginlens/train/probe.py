@@ -49,11 +49,12 @@ def probe(
 ) -> dict[str, Any]:
     """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again.
 
-    `beside`: learning rates at which further layers learn from the same crops, for little more time. Each is kept as
+    What the settings leave open is as the recipe of the data has it. `beside`: learning rates at which further layers
+    learn from the same crops, for little more time. Each is kept as
     the probe that it is, and the result has their top-1 by rate under "beside".
     """
     run = open_run(run)
-    settings = settings or Probe(**PROBE_RECIPES.get(run.settings.data, {}))
+    settings = _by_recipe(settings, run.settings.data)
     return _evaluate("probe", run, run.settings.data, settings, device, workers, again, quiet, beside)
 
 
@@ -70,8 +71,12 @@ def transfer(
 ) -> dict[str, Any]:
     """Linear probe of a run on other data, which are normalised by their own mean and std."""
     run = open_run(run)
-    settings = settings or Probe(**PROBE_RECIPES.get(to, {}))
-    return _evaluate("transfer", run, to, settings, device, workers, again, quiet, beside)
+    return _evaluate("transfer", run, to, _by_recipe(settings, to), device, workers, again, quiet, beside)
+
+
+def _by_recipe(given: Probe | None, data: str) -> Probe:
+    chosen: Probe = build(Probe, PROBE_RECIPES.get(data, {}) | (given.model_dump(exclude_unset=True) if given else {}))
+    return chosen
 
 
 def knn(

@@ -1,5 +1,6 @@
 """Folders of images: both trees, every kind of image, and views that are cut while decoding."""
 
+import math
 import subprocess
 import sys
 
@@ -128,6 +129,9 @@ def test_bad_trees(tmp_path, tree):
     (tmp_path / "void" / "train" / "one").mkdir()
     with pytest.raises(DataError, match="has one class, 'one'; give the folder of images itself"):
         prepare_folder(tmp_path / "void", "x")
+    for given in ({"std": (0.0, 1.0, 1.0)}, {"std": (math.nan, 1.0, 1.0)}, {"mean": (5.0, 0.5, 0.5)}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*; it must be numbers from"):
+            prepare_folder(tree, "x", **given)
     (tree / "val" / "bird").mkdir()
     with pytest.raises(DataError, match=r"has a class 'bird' that .*train has not"):
         prepare_folder(tree, "x")

@@ -91,6 +91,13 @@ def test_damaged_stores_are_refused_by_name(data_root):
         with pytest.raises(DataError, match=line):
             store.read("x")
     record.write_text(good)
+    labels = data_root / "x" / "train-labels.npy"
+    kept = labels.read_bytes()
+    for wrong in (b"zzzz", b"\xfe\xff\xff\xff"):
+        labels.write_bytes(kept[:-8] + wrong + kept[-4:])
+        with pytest.raises(DataError, match=r"train-labels.npy is damaged: .*; prepare x again"):
+            store.read("x")
+    labels.write_bytes(kept)
     images = data_root / "x" / "train-images.npy"
     whole = images.read_bytes()
     images.write_bytes(whole[:-1])

@@ -194,6 +194,18 @@ def test_of_rates_measured_at_once_the_one_nearest_to_the_recipe_is_listed(ask, 
     assert (listed["probe"], listed["probe_by"]) == (0.1, "epochs=1 lr=0.01")
 
 
+def test_nearest_neighbours_otherwise_do_not_hide_those_of_the_recipe(ask, store):
+    path = put(store, 0)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    write(path, {"metrics.jsonl": "\n".join([lines[0], lines[1][:-1] + ', "knn": 21.7}', ""]).encode()})
+    last = json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0]
+    assert (last["knn"], last["knn_by"]) == (21.7, "recipe")
+    write(
+        path, {"evaluations/knn-shapes-1.json": json.dumps(evaluation("knn", 99.0, run=path.name[-10:], k=5)).encode()}
+    )
+    assert json.loads(ask("runs", "--runs", store, "--json")[1])["runs"][0] | {"bytes": 0} == last | {"bytes": 0}
+
+
 def test_a_probe_that_diverged_is_known_by_its_classes(ask, store):
     """As the record has them, whatever the data are called."""
     path = put(store, 0)

@@ -95,6 +95,17 @@ def test_rates_that_are_asked_for_later_follow_and_the_weights_stay_until_then(p
     assert pretend(*words) == []
 
 
+def test_what_no_probe_could_be_done_for_is_refused_before_its_training(pretend, capsys):
+    said = refused(capsys, *SWEEP, "--holdout", "128")
+    assert "cannot be run: holdout is 128, and there are only 128 training images to keep back" in said
+    assert pretend.performed == []
+    words = ("reproduce", "tab2", "--only", "MoCo/CIFAR10/plain", "--probe-epochs", "101", "--dry-run")
+    said = refused(capsys, *words)
+    assert "probe_epochs is 101, and" in said
+    assert "has 100 on cifar10: --probe-epochs is for a shorter look" in said
+    assert "has 20 on shapes" in refused(capsys, *words, "--dataset", "shapes")
+
+
 def test_a_transfer_that_is_asked_for_later_follows(pretend, capsys):
     pretend(*SWEEP, "--no-probe")
     found = _json(pretend, capsys, *SWEEP, "--transfer-to", "shapes", "--dry-run", "--json")

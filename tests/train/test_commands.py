@@ -75,6 +75,8 @@ def test_shapes_has_a_probe_of_its_own(capsys, shapes, tmp_path):
     printed = json.loads(run(capsys, "probe", short.path, "--print-config", "--lr", "0.1").out)
     assert (printed["epochs"], printed["batch"], printed["lr"], printed["crop_scale"]) == (20, 16, 0.1, [0.5, 1.0])
     assert json.loads(run(capsys, "transfer", short.path, "--to", "little", "--print-config").out)["epochs"] == 100
+    words_of = ("probe", short.path, "--epochs", "1", "--json")
+    assert ml.probe(short, ml.Probe(epochs=1), quiet=True) == json.loads(run(capsys, *words_of).out)
     named = run(capsys, "transfer", short.path, "--to", "shapes", "--print-config").out
     (tmp_path / "to.yaml").write_text("to: shapes\n")
     assert run(capsys, "transfer", short.path, "--config", tmp_path / "to.yaml", "--print-config").out == named

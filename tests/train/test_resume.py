@@ -363,6 +363,15 @@ def test_resume_starts_a_run_that_was_not_there(tmp_path, whole):
     same_end(ml.pretrain(settings(), runs=tmp_path, resume=True, quiet=True), whole)
 
 
+def test_without_weights_it_begins_again_and_says_so(interrupted, whole, capsys):
+    run = interrupted(5)
+    for path in checkpoints(run):
+        path.unlink()
+    again = ml.pretrain(settings(), runs=run.path.parent, resume=True)
+    assert "has 1 of 2 epochs of records and no weights to go on from: it begins again" in capsys.readouterr().err
+    same_end(again, whole)
+
+
 def test_lines_after_the_checkpoint_are_forgotten(interrupted, whole):
     run = interrupted(5)
     for name in ("metrics", "speed"):

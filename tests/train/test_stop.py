@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from marginlens.cli import main
 from marginlens.data import atomic
 from marginlens.data.folder import prepare_folder
 from marginlens.methods import METHODS, MoCoV3
+from marginlens.runs.store import scan
 from marginlens.train import checkpoint, engine, progress, record
 from marginlens.train import pretrain as training
 from marginlens.train.stop import Stopped, signals
@@ -442,3 +444,16 @@ def test_a_signal_to_the_workers_too(tmp_path, number, delay):
     assert process.returncode == 128 + number, err
     assert f"stopped by {number.name}" in one_line(err)
     finite(only(tmp_path / "runs"))
+
+
+def test_a_run_whose_features_are_no_numbers_has_failed(tmp_path, monkeypatch, capsys):
+    """Though its loss is one: in train mode, batch norms hide what a rate that is too high has done to the weights."""
+    monkeypatch.setattr(training, "_spreads", lambda trainer: {"spread": math.nan, "embedding_spread": 0.5})
+    with pytest.raises(SystemExit) as caught:
+        main(words(runs=tmp_path))
+    assert caught.value.code == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("marginlens: the spread is nan after epoch 1; ")
+    assert "Likely: lr" in said
+    (entry,) = scan(tmp_path)
+    assert (entry.state, entry.why) == ("failed", said.removeprefix("marginlens: "))
