@@ -60,7 +60,8 @@ class Tar:
             self.archive = tarfile.open(path)  # noqa: SIM115
             self.members = {m.name.split("/", 1)[-1]: m for m in self.archive if m.isfile()}
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged: {error}; fetch it again") from None
+            why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
+            raise DataError(f"{path} is damaged, or no tar archive: {why}; fetch it again") from None
 
     def names(self) -> list[str]:
         return list(self.members)
