@@ -36,6 +36,8 @@ class Point:
     spread: float
     said: str
     link: str
+    lost: bool = False
+    """Whether a probe that diverged is in it: then it is a cross beside the line, and says nothing of the backbone."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> P
         own = _series(table, line.cell)
         x = line.cell.at[table.x]
         if line.mean is not None:
-            seeds = f"{len(line.values)} seed{'s' * (len(line.values) > 1)}"
+            lost = sum(value.diverged for value in line.values)
+            seeds = f"{len(line.values)} seed{'s' * (len(line.values) > 1)}{f', {lost} diverged' * bool(lost)}"
             said = f"{own}, {line.cell.column}: {number(line.mean, line.std)} ({seeds})"
-            point = Point(x, line.mean, line.std or 0.0, said, line.values[0].run.key)
+            point = Point(x, line.mean, line.std or 0.0, said, line.values[0].run.key, bool(lost))
             series[own].extend([point] if point not in series[own] else [])
         if published and (known := _published(line.cell)):
             where, value = known
@@ -197,7 +200,7 @@ def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks
 
 
 def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Scale) -> str:
-    d = "L".join(f"{across[p.x]:.1f} {up(p.y):.1f}" for p in points if math.isfinite(p.x))
+    d = "L".join(f"{across[p.x]:.1f} {up(p.y):.1f}" for p in points if math.isfinite(p.x) and not p.lost)
     return f'<path class="line s{i % COLOURS}{" second" * (i >= COLOURS)}" d="M{d}"/>' if d else ""
 
 
@@ -207,14 +210,16 @@ def _colour(i: int) -> str:
 
 
 def _mark(i: int, point: Point, x: float, up: Scale, *, own: bool) -> str:
-    """A disc for ours, which leads to the run, an empty diamond for a published number; both with error bars."""
+    """A disc for ours, which leads to the run, or a cross; an empty diamond for a published number; with error bars."""
     y, low, high = up(point.y), up(point.y - point.spread), up(point.y + point.spread)
     bar = f'<path class="bar s{i % COLOURS}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' if point.spread else ""
     title = f"<title>{html.escape(point.said)}</title>"
     if not own:
         d = f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"
         return f'{bar}<path class="printed s{i % COLOURS}" d="{d}">{title}</path>'
+    cross = f'<path class="printed s{i % COLOURS}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8">{title}</path>'
     disc = f'<circle class="dot {_colour(i)}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+    disc = cross if point.lost else disc
     if not point.link:
         return bar + disc
     return f'{bar}<a href="#{point.link}" aria-label="{html.escape(point.said)}">{disc}</a>'

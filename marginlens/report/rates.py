@@ -125,8 +125,8 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
         names[effect] = []
         for rate in _common(group) or sorted({rate for _, held in group for rate in held}):
             tops = [float(one["top1"]) for one in _at(group, rate)]
-            said = f"{effect}, lr {rate:g}: {_mean(group, rate).text}"
-            names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key))
+            said, lost = f"{effect}, lr {rate:g}: {_mean(group, rate).text}", any(map(diverged, _at(group, rate)))
+            names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key, lost))
     label = "learning rate of the linear layer"
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
     places = everywhere if len(everywhere) <= LINES else {}

@@ -174,6 +174,17 @@ def test_seeds_with_no_rate_in_common_are_drawn_all(tmp_path):
     assert [said.split(":")[0] for said in points] == [f"plain, lr {rate}" for rate in ("0.1", "3", "10", "30")]
 
 
+def test_a_rate_at_which_a_probe_diverged_is_a_cross_beside_the_line(tmp_path):
+    path = write_run(tmp_path, data="cifar100", probe=60.0)
+    rates(path, {3.0: 64.0, 10.0: 66.0, 30.0: 12.0})
+    (file,) = (f for f in (path / "evaluations").iterdir() if json.loads(f.read_text())["settings"]["lr"] == 30.0)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"loss": 99.0}))
+    made = rates_figure(read(tmp_path))
+    assert "plain, lr 30: 12.00 (diverged)</title></path>" in made
+    assert made.count("</title></circle>") == 3
+    assert re.search(r'class="line[^>]*d="([^"]*)"', made)[1].count("L") == 2
+
+
 def test_a_point_lies_where_its_numbers_are(store):
     """Rates a hundredfold apart twice as far as tenfold ones; 25 points of accuracy as high as 20 and 5 together."""
     made = rates_figure(read(store)).split('<figure class="panel">')[1]
