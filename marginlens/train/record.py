@@ -273,13 +273,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def _take(run: Run) -> int:
     """The run's lock, as a file that holds it while it is open."""
     path = run.path / "lock"
-    with disk(path, "nothing was lost"):
+    with disk(path, "nothing was lost", then="give the command again"):
         file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         if not _lock(file):
             holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
             raise InUse(f"{run.path} is in use by {holder}; wait for it, or stop it first")
-        with disk(path, "nothing was lost"):
+        with disk(path, "nothing was lost", then="give the command again"):
             os.truncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     except BaseException:
