@@ -1,4 +1,7 @@
-"""Numbers that an effect is made of: floats, or 0-d tensors that a schedule may change between steps."""
+"""Numbers that an effect is made of: floats, or 0-d tensors that a schedule may change between steps.
+
+Also what is said of a number, a choice or a name that is none.
+"""
 
 from __future__ import annotations
 

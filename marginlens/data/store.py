@@ -105,8 +105,7 @@ def read(name: str, folder: Path | None = None) -> Store:
         if not isinstance(shapes, dict):
             raise DataError(f"{name} is a folder of images, which are read as they are needed, not a store of arrays")
         splits[split] = Split(*(_array(path / f"{split}-{kind}.npy", shapes[kind]) for kind in ("images", "labels")))
-        labels = splits[split].labels
-        if labels.size and not NO_LABEL <= labels.min() <= labels.max() < len(facts["classes"]):
+        if len(_of_no_class(splits[split].labels, len(facts["classes"]))):
             raise DataError(f"{path / split}-labels.npy is damaged: it has labels of no class; prepare {name} again")
     numbers = (tuple(facts["mean"]), tuple(facts["std"]))
     return Store(facts["name"], splits, tuple(facts["classes"]), *numbers, facts["fingerprint"])
@@ -195,8 +194,12 @@ def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
     file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n")
 
 
+def _of_no_class(labels: Labels, classes: int) -> Labels:
+    return labels[(labels < NO_LABEL) | (labels >= classes)]
+
+
 def _check_labels(split: str, labels: Labels, classes: int) -> None:
-    bad = labels[(labels < NO_LABEL) | (labels >= classes)]
+    bad = _of_no_class(labels, classes)
     if len(bad):
         raise DataError(f"{split}: label {bad[0]} is out of range; there are {classes} classes")
 

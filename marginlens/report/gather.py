@@ -16,11 +16,11 @@ import marginlens as ml
 from marginlens.paper import Cell, Table, readings
 from marginlens.report.contents import Usual, odd_content, odd_data, usual_contents
 from marginlens.report.seen import Seen, read_all
-from marginlens.runs.fields import diverged
 from marginlens.runs.store import Entry
 from marginlens.sweep.cells import Label, follows, match, numerics, standing
 from marginlens.train.config import Pretrain
 from marginlens.train.identity import NUMERICS
+from marginlens.train.knn import diverged
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
 from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
 from marginlens.runs.entry import when
-from marginlens.runs.fields import diverged, spelled
+from marginlens.runs.fields import spelled
 from marginlens.train.config import Pretrain
+from marginlens.train.knn import diverged
 
 _FIRST = ("loss", "kNN")
 _CONTENT = "content of the data"

@@ -15,8 +15,9 @@ from marginlens.report.figures import LINES, Panel, Point, logarithmic, panels, 
 from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
-from marginlens.runs.fields import apart, diverged, odd
+from marginlens.runs.fields import apart, odd
 from marginlens.train.identity import NEUTRAL_EVALUATION
+from marginlens.train.knn import diverged
 
 Series = dict[float, dict[str, Any]]
 """Probes by their learning rate, the same in all else."""

@@ -12,7 +12,8 @@ from marginlens.report.again import commands, whole
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import measure
 from marginlens.report.seen import Seen
-from marginlens.runs.fields import apart, diverged
+from marginlens.runs.fields import apart
+from marginlens.train.knn import diverged
 
 POINTS = 200
 """Points of a curve in the page at most, evenly chosen with the last one among them."""

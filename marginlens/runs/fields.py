@@ -17,7 +17,7 @@ from marginlens.parameters import hint
 from marginlens.runs.entry import STATES, Entry, when
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
-from marginlens.train.knn import worse_than_guessing
+from marginlens.train.knn import diverged
 
 Value = str | int | float | bool | None
 Test = Callable[[Entry], bool]
@@ -46,8 +46,6 @@ RECIPE = "recipe"
 
 ALWAYS = ("method", "data", "effect", "epochs", "seed")
 """Settings that are always spelled out."""
-CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "tinyimagenet": 200, "shapes": 10}
-"""Of the data sets that are known by name, where a record does not say it: the first did not."""
 
 _NUMBERS = {"epochs_done", "loss", "knn", "probe", "bytes"}
 _NUMBERS |= {name for name, field in Pretrain.model_fields.items() if field.annotation in (int, float)}
@@ -172,12 +170,6 @@ def words(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_plain(setting)}" for name, setting in settings.items())
 
 
-def diverged(one: Mapping[str, Any]) -> bool:
-    """Whether a probe ended worse than guessing, by its loss: its accuracy then says nothing of the backbone."""
-    classes = one.get("classes", CLASSES.get(one["data"], 1))
-    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), classes)
-
-
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an evaluation that are not the recipe's for its kind and data."""
     usual = Knn() if one["kind"] == "knn" else Probe(**PROBE_RECIPES.get(one["data"], {}))
@@ -206,10 +198,10 @@ def _top1(entry: Entry, kind: str) -> float | None:
 
 def _by(entry: Entry, kind: str) -> str | None:
     """How that was measured: by the recipe, or what was set otherwise."""
+    if kind in entry.last:
+        return RECIPE
     found = _measured(entry, kind)
-    if kind in entry.last or found is None:
-        return RECIPE if kind in entry.last else None
-    return words(odd(found)) or RECIPE
+    return None if found is None else words(odd(found)) or RECIPE
 
 
 def _plain(setting: Any) -> str:

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from marginlens.runs.entry import Entry
-from marginlens.runs.fields import RECIPE, apart, diverged, odd, value
+from marginlens.runs.fields import RECIPE, apart, odd, value
 from marginlens.runs.store import records
+from marginlens.train.knn import diverged
 
 NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
 DIVERGED = " (diverged)"

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.runs.fields import diverged
 from marginlens.runs.store import Entry, drop_weights, evaluation, examine, lookup
 from marginlens.runs.texts import amount, label
 from marginlens.sweep import cluster, local
@@ -22,6 +21,7 @@ from marginlens.sweep.estimate import Estimator, spoken
 from marginlens.sweep.job import note_crash
 from marginlens.sweep.places import Executor
 from marginlens.sweep.plan import Step, counts, look, look_again
+from marginlens.train.knn import diverged
 from marginlens.train.stop import Asked, Stopped, signals
 
 SHOWN = 60

@@ -34,9 +34,9 @@ class Evaluation(Settings):
         return "probe" if self.kind == "probe" else f"transfer to {self.data}"
 
     @property
-    def several(self) -> tuple[Probe, ...]:
+    def several(self) -> list[Probe]:
         """The probe at its own rate, and at those beside it."""
-        return self.settings, *probing.at_rates(self.settings, self.beside)
+        return probing.at_rates(self.settings, self.beside)
 
 
 class Job(Settings):

@@ -20,6 +20,7 @@ from marginlens.train.config import Pretrain, Probe
 from marginlens.train.evaluate import parts
 from marginlens.train.feed import open_feed
 from marginlens.train.identity import run_name
+from marginlens.train.probe import lost_rates
 from marginlens.train.trainer import check_data
 
 State = Literal["cached", "to run", "interrupted", "failed", "blocked"]
@@ -203,11 +204,11 @@ def _fingerprint(name: str, draw: bool) -> str:
 def _unmeasured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> list[Probe]:
     """What is not in the store of an evaluation and of those beside it, but for rates at which one was lost."""
     if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
-        return list(wanted.several)
+        return wanted.several
     run, data = entry.run, fingerprints.get(wanted.data, "")
     found = {one: evaluation(run, wanted.kind, wanted.data, one, entry.evaluations) for one in wanted.several}
     kept = {one: known for one, known in found.items() if known and data in ("", known["data_fingerprint"])}
-    lost = {rate for known in kept.values() for rate in known.get("lost", ())}
+    lost = lost_rates(kept.values())
     return [one for one in wanted.several if one not in kept and (one == wanted.settings or one.lr not in lost)]
 
 

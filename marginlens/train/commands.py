@@ -12,7 +12,7 @@ from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
-from marginlens.train.knn import worse_than_guessing
+from marginlens.train.knn import diverged
 from marginlens.train.options import options, perform
 from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
 from marginlens.train.record import open_run
@@ -167,7 +167,7 @@ def _accuracy(found: dict[str, Any]) -> str:
     more = f", top-5 {found['top5']:.2f} %" if "top5" in found else ""
     kept = found["settings"]["holdout"]
     on = f"{kept:,} images kept back from training" if kept else "the test set"
-    lost = "; it diverged" if worse_than_guessing(found.get("loss", 0.0), found.get("classes", 1)) else ""
+    lost = "; it diverged" if diverged(found) else ""
     lines = [f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}{lost}"]
     lines += [f"  at a learning rate of {rate}: {top:.2f} %" for rate, top in found.get("beside", {}).items()]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
 from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
-from marginlens.train.knn import worse_than_guessing
+from marginlens.train.knn import diverged
 from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.probe import LOWER
 from marginlens.train.record import Run, open_run
@@ -146,8 +146,7 @@ def _how(found: dict[str, Any]) -> str:
     else:
         how = f"{asked['epochs']} epoch{'s' * (asked['epochs'] != 1)} at learning rate {asked['lr']:g}"
     how += f", on {asked['holdout']} images kept back from training" if asked["holdout"] else ""
-    lost = worse_than_guessing(found.get("loss", 0.0), found.get("classes", 1))
-    return f"{how}; it diverged, and says nothing of the backbone" if lost else how
+    return f"{how}; it diverged, and says nothing of the backbone" if diverged(found) else how
 
 
 @contextmanager

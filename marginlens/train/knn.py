@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 ROWS = 512
+CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "tinyimagenet": 200, "shapes": 10}
+"""Of the data sets that are known by name, where a record does not say it: the first did not."""
 
 
 def vote(bank: Tensor, labels: Tensor, asked: Tensor, classes: int, k: int, temperature: float) -> Tensor:
@@ -35,3 +39,9 @@ def accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
 def worse_than_guessing(loss: float, classes: int) -> bool:
     """Whether a layer's loss is more than twice that of a guess among the classes: it diverged."""
     return loss > 2 * math.log(classes) > 0
+
+
+def diverged(one: Mapping[str, Any]) -> bool:
+    """Whether a recorded probe ended worse than guessing: its accuracy then says nothing of the backbone."""
+    classes = one.get("classes", CLASSES.get(one["data"], 1))
+    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), classes)

@@ -74,12 +74,12 @@ def pretrain(
     make_views(settings, feed)
     make_encoder(settings)
     run = record.make_run(settings, feed, Path(runs))
-    if done := _done(run, resume, quiet):
-        return done
+    if _done(run, resume, quiet):
+        return run
     trainer: Trainer | None = None
     with record.locked(run), record.failures(run, lambda: trainer.step if trainer else 0):
-        if done := _done(run, resume, quiet):  # by whoever held it until now
-            return done
+        if _done(run, resume, quiet):  # by whoever held it until now
+            return run
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
         with memory(lower):
             trainer = start(run, feed, samples)
@@ -94,12 +94,12 @@ def pretrain(
     return run
 
 
-def _done(run: Run, resume: bool, quiet: bool) -> Run | None:
-    """A run that there is nothing to do for."""
-    if not run.complete or (resume and damaged_end(run)):
-        return None
-    Display("", quiet=quiet).say(f"{run.path} is complete already")
-    return run
+def _done(run: Run, resume: bool, quiet: bool) -> bool:
+    """Whether there is nothing to do, which is said."""
+    done = run.complete and not (resume and damaged_end(run))
+    if done:
+        Display("", quiet=quiet).say(f"{run.path} is complete already")
+    return done
 
 
 def start(run: Run, feed: Feed, samples: int) -> Trainer:

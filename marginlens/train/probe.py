@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.schedule import learning_rate
 from marginlens.train.stop import Stopped, disk, memory
 
+S = TypeVar("S", bound=Settings)
 LOWER = "--size, or take --device cpu"
 _VIEW = 2
 """The number of a probe's view: pre-training has views 0 and 1."""
@@ -50,8 +51,8 @@ def probe(
     """Linear probe of a run on the data it learned from; the result is kept in its folder, and found there again.
 
     What the settings leave open is as the recipe of the data has it. `beside`: learning rates at which further layers
-    learn from the same crops, for little more time. Each is kept as
-    the probe that it is, and the result has their top-1 by rate under "beside".
+    learn from the same crops, for little more time. Each is kept as the probe that it is, and the result has their
+    top-1 by rate under "beside".
     """
     run = open_run(run)
     settings = _by_recipe(settings, run.settings.data)
@@ -180,14 +181,14 @@ def _evaluate(
             f"{data} is not what {run.path} learned from: its content has changed since; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
-    asked = {evaluation_name(kind, data, feed.fingerprint, one): one for one in (settings, *at_rates(settings, beside))}
+    asked = {evaluation_name(kind, data, feed.fingerprint, one): one for one in at_rates(settings, beside)}
     folder = run.path / "evaluations"
     display = Display(kind, epochs := getattr(settings, "epochs", 1), epochs, quiet)
 
     def missing() -> dict[Path, Settings]:
         """What is not kept, but for rates at which a layer was lost beside one that is."""
         kept = {} if again else {name: record.read_json(folder / name) for name in asked if (folder / name).exists()}
-        lost = {rate for known in kept.values() for rate in known.get("lost", ())}
+        lost = lost_rates(kept.values())
         return {
             folder / name: one
             for name, one in asked.items()
@@ -217,9 +218,14 @@ def _tops(paths: Iterable[Path]) -> dict[str, float]:
     return {f"{one['settings']['lr']:g}": one["top1"] for one in found}
 
 
-def at_rates(settings: Settings, rates: Sequence[float]) -> list[Probe]:
-    """The same probe at other learning rates."""
-    return [build(Probe, settings.model_dump() | {"lr": rate}) for rate in rates]
+def at_rates(settings: S, beside: Sequence[float]) -> list[S]:
+    """An evaluation, and the same at other learning rates."""
+    return [settings, *(build(type(settings), settings.model_dump() | {"lr": rate}) for rate in beside)]
+
+
+def lost_rates(kept: Iterable[Mapping[str, Any]]) -> set[float]:
+    """Rates at which a layer was lost beside those of these records."""
+    return {rate for one in kept for rate in one.get("lost", ())}
 
 
 def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Display) -> dict[Path, dict[str, Any]]:

@@ -7,6 +7,7 @@ import pytest
 
 import marginlens as ml
 from marginlens.cli import main
+from marginlens.train import commands, embed
 from tests.train.conftest import SMALL, settings, snapshot, words
 
 
@@ -157,3 +158,13 @@ def test_a_complete_run_is_left_alone(capsys, tmp_path):
     before = snapshot(path)
     assert "is complete already" in run(capsys, *words(runs=tmp_path)).err
     assert snapshot(path) == before
+
+
+@pytest.mark.parametrize("told", [{"classes": 10}, {}], ids=["its classes", "as the first records were"])
+def test_a_probe_that_diverged_is_marked_wherever_it_is_shown(told):
+    known = {"epochs": 1, "lr": 3.0, "holdout": 0}
+    for loss, lost in ((9.9, True), (1.0, False)):
+        found = {"kind": "probe", "data": "cifar10", "top1": 12.0, "loss": loss, "settings": known} | told
+        assert ("diverged" in commands._accuracy(found)) is lost
+        assert ("diverged" in embed._how(found)) is lost
+        assert "1 epoch at learning rate 3" in embed._how(found)
