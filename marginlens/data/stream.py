@@ -9,13 +9,15 @@ from __future__ import annotations
 import atexit
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from marginlens.autodiff import full_precision
 from marginlens.data.atomic import DataError
@@ -24,6 +26,8 @@ from marginlens.data.views import View, colour, parameters
 
 _begun: WeakSet[Any] = WeakSet()
 """Iterators of loaders with workers that nobody has let go of."""
+_waiting: ContextVar[dict[Any, Any] | None] = ContextVar("_waiting", default=None)
+"""The last loader whose pass ended well, by what it was asked for; none unless workers are to be kept."""
 
 
 class Views(NamedTuple):
@@ -53,23 +57,51 @@ class _Middles(Dataset[Tensor]):
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
     """The crop of each view of a sample, uint8, mirrored where it was drawn so."""
 
-    def __init__(
-        self, index: FolderIndex, split: str, views: Sequence[View], seed: int, epoch: int, first: int
-    ) -> None:
-        self.index, self.split, self.views, self.seed, self.epoch, self.first = index, split, views, seed, epoch, first
+    def __init__(self, index: FolderIndex, split: str, views: Sequence[View], seed: int, first: int) -> None:
+        self.index, self.split, self.views, self.seed, self.first = index, split, views, seed, first
 
     def __len__(self) -> int:
         return len(self.index.splits[self.split])
 
-    def __getitem__(self, i: int) -> tuple[int, list[Tensor]]:
-        part = self.index.splits[self.split]
+    def __getitem__(self, asked: tuple[int, int]) -> tuple[int, list[Tensor]]:
+        (epoch, i), part = asked, self.index.splits[self.split]
         height, width = (int(side) for side in part.sizes[i])
         crops = []
         for number, view in enumerate(self.views, self.first):
-            drawn = parameters(torch.tensor([i]), height, width, view, self.seed, self.epoch, number)
+            drawn = parameters(torch.tensor([i]), height, width, view, self.seed, epoch, number)
             crop = torch.from_numpy(crop_file(self.index.path / part.files[i], drawn.boxes[0].tolist(), view.size))
             crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
         return i, crops
+
+
+class _Pass(Sampler[tuple[int, int]]):
+    """Epoch and number of each sample of a pass, which the next pass replaces."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self.asked)
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+
+@contextmanager
+def kept_workers() -> Iterator[None]:
+    """Within, the workers of a pass wait for the next: to start them takes seconds, as long as many an epoch."""
+    loaders: dict[Any, Any] = {}
+    before = _waiting.set(loaders)
+    try:
+        yield
+    finally:
+        _waiting.reset(before)
+        _dismiss(loaders)
+
+
+def _dismiss(loaders: dict[Any, Any]) -> None:
+    while loaders:
+        loaders.popitem()[1]._iterator._shutdown_workers()
 
 
 def stream(
@@ -93,16 +125,22 @@ def stream(
         raise DataError(f"{index.name} has no split {split!r}; it has {', '.join(index.splits)}")
     if any(view.crop != "resized" for view in views):
         raise DataError("a folder's images have many sizes: only the resized crop can be streamed, not the padded one")
-    crops = _Crops(index, split, tuple(views), seed, epoch, first)
-    loader = DataLoader(
-        crops,
-        batch_size=batch,
-        sampler=range(len(crops)) if order is None else order,
-        num_workers=workers,
-        pin_memory=torch.device(device).type == "cuda",
-        multiprocessing_context="spawn" if workers else None,
-    )
-    for indices, cut in _started(loader):
+    key = index.path, index.fingerprint, split, tuple(views), seed, batch, workers, torch.device(device).type, first
+    crops = _Crops(index, split, tuple(views), seed, first)
+    waiting = _waiting.get()
+    loader: Any = waiting.pop(key, None) if waiting else None
+    if loader is None:
+        loader = DataLoader(
+            crops,
+            batch_size=batch,
+            sampler=_Pass(),
+            num_workers=workers,
+            pin_memory=torch.device(device).type == "cuda",
+            multiprocessing_context="spawn" if workers else None,
+            persistent_workers=workers > 0 and waiting is not None,
+        )
+    loader.sampler.asked = [(epoch, i) for i in (range(len(crops)) if order is None else order)]
+    for indices, cut in _started(loader, key):
         yield Views(
             indices,
             [
@@ -131,7 +169,7 @@ def middles(
         yield part.to(device)
 
 
-def _started(loader: DataLoader[Any]) -> Iterator[Any]:
+def _started(loader: DataLoader[Any], key: Any = None) -> Iterator[Any]:
     """The loader's batches; what a worker says of a bad file stays one line.
 
     Its workers are born deaf to Ctrl-C and SIGTERM, which a terminal and a scheduler send to every process: what they
@@ -147,12 +185,16 @@ def _started(loader: DataLoader[Any]) -> Iterator[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if loader.num_workers:
         _begun.add(batches)
+    kept = False
     try:
         yield from batches
+        if loader.persistent_workers and (waiting := _waiting.get()) is not None:
+            _dismiss(waiting)
+            kept, waiting[key] = True, loader
     except DataError as error:
         raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
     finally:  # at once: whenever it is collected, it may be by a thread that it waits for
-        if loader.num_workers:
+        if loader.num_workers and not kept:
             batches._shutdown_workers()
 
 

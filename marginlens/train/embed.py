@@ -166,20 +166,28 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
 
 
 def _free(out: str | Path, beside: str) -> Path:
-    """The file to write, if neither it nor what is written beside it is there."""
+    """The file to write, if neither it nor what is written beside it is there, and something can be written there."""
     path = Path(out).expanduser()
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
     for file in (path, path.with_suffix(beside)):
         if file.exists():
             raise ValueError(f"{file} is there already; remove it, or give --out another name")
-    return path
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
 
 
 def _write(path: Path, content: bytes) -> None:
     """A file that is there whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(path):
         put(path, content)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ValueError(f"cannot write {path} ({error.strerror}); give --out another place") from None

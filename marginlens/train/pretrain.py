@@ -17,6 +17,7 @@ from torch import Tensor
 
 import marginlens as ml
 from marginlens.data.atomic import DataError
+from marginlens.data.stream import kept_workers
 from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.train import checkpoint, record
 from marginlens.train import engine as engines
@@ -85,7 +86,7 @@ def pretrain(
             trainer = start(run, feed, samples)
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
                 chosen = go_on(trainer, display, resume, engine)
-                with Curves(run.path / "tensorboard", trainer.step) as curves:
+                with kept_workers(), Curves(run.path / "tensorboard", trainer.step) as curves:
                     train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds)
         for path in stale(trainer):
             Display("", quiet=quiet).say(f"{path} was of weights that are gone: it is removed; measure it again")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from marginlens.data import draw
+from marginlens.data.stream import kept_workers
 from marginlens.data.views import View
 from marginlens.train import record
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
@@ -237,7 +238,7 @@ def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Di
     with disk(folder, "nothing was measured yet", then="measure again"):
         folder.mkdir(exist_ok=True)
     before, begin = fingerprint(backbone), time.monotonic()
-    with memory(LOWER), display:
+    with memory(LOWER), display, kept_workers():
         found = _measure(backbone, feed, run.settings, list(wanted.values()), display)
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")

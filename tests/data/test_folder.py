@@ -1,6 +1,7 @@
 """Folders of images: both trees, every kind of image, and views that are cut while decoding."""
 
 import math
+import multiprocessing
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from marginlens.data import folder as folders
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import crop_file, prepare_folder, read_folder
 from marginlens.data.images import decode
-from marginlens.data.stream import stream
+from marginlens.data.stream import kept_workers, stream
 from marginlens.data.views import make_view, strong, weak
 from tests.data.conftest import jpeg
 
@@ -225,6 +226,41 @@ def test_streamed_views_are_the_same_views(pngs, workers):
         assert (first - want[0]).abs().max() < 1.01 / 255
         assert (second - want[1]).abs().mean() < 1.5 / 255
     assert seen == order
+
+
+def test_workers_wait_for_the_next_pass(pngs):
+    """And see its epoch and its order; what is asked otherwise, or ended early, has workers of its own."""
+    index, _ = pngs
+
+    def asked(epoch, **other):
+        chosen = {"seed": 3, "batch": 4, "order": [epoch, 7, 5, 2, 8], "workers": 1} | other
+        return stream(index, "train", [strong(12, *PLAIN)], epoch=epoch, **chosen)
+
+    def at_work():
+        return {process.pid for process in multiprocessing.active_children()} - before
+
+    before = set()
+    before = at_work()
+    with kept_workers():
+        first = set()
+        for epoch in (0, 1):
+            for ours, theirs in zip(list(asked(epoch)), list(asked(epoch, workers=0)), strict=True):
+                assert torch.equal(ours.indices, theirs.indices)
+                assert torch.equal(ours.views[0], theirs.views[0])
+            first = first or at_work()
+            assert len(first) == 1
+            assert at_work() == first
+        list(asked(2, seed=4))
+        (second,) = at_work()
+        assert {second} != first
+        held = asked(3, seed=4)
+        next(held)
+        assert at_work() == {second}
+        held.close()
+        assert not at_work()
+        list(asked(2))
+        assert len(at_work()) == 1
+    assert not at_work()
 
 
 def test_streams_that_make_no_sense(pngs):

@@ -125,6 +125,8 @@ def test_nothing_is_overwritten(whole, tmp_path):
         ml.export(whole, tmp_path / "backbone.pt")
     with pytest.raises(ValueError, match="give --out another place"):
         ml.export(whole, "/proc/nope/b.safetensors")
+    with pytest.raises(ValueError, match="give --out another place"):  # before any image is looked at
+        ml.embed(whole, tmp_path / "nowhere", tmp_path / "h.md" / "n.safetensors")
     with pytest.raises(ValueError, match="is neither a folder with images nor a prepared data set"):
         ml.embed(whole, tmp_path / "nowhere", tmp_path / "n.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["f.safetensors", "g.files.txt", "h.md"]
