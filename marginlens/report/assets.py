@@ -152,7 +152,7 @@ function plot(name,key,shown){
     add(svg,"text",{class:"tick",x:L-6,y:y(v)+4,"text-anchor":"end"},short(v));
   }
   for(const e of ticks(first,last===first?last+1:last).filter(e=>Number.isInteger(e)&&e<=last))
-    add(svg,"text",{class:"tick",x:x(e),y:H-B+16,"text-anchor":"middle"},e);
+    add(svg,"text",{class:"tick",x:x(e),y:H-B+16,"text-anchor":x(e)>W-R-8?"end":"middle"},e);
   add(svg,"path",{class:"axis",d:`M${L} ${T}V${H-B}H${W-R}`});
   add(svg,"text",{class:"tick",x:(L+W-R)/2,y:H-5,"text-anchor":"middle"},"epoch");
   lines.forEach((line,i)=>{

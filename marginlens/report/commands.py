@@ -93,8 +93,9 @@ def insert_brief(found: Gathered, path: Path) -> str:
     """The file's text with the table of what was run in its place."""
     try:
         text = path.read_text()
-    except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror}); --insert names a Markdown file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(f"cannot read {path} ({why}); --insert names a Markdown file") from None
     try:
         return put_in(text, brief(found, path))
     except ValueError as error:

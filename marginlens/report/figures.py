@@ -132,6 +132,9 @@ def _draw(one: Panel) -> str:
     shown = [(i, own) for i, (own, found) in enumerate(one.series.items()) if found or own in one.printed]
     keys = "".join(f'<span><i class="{_colour(i)}"></i>{html.escape(own)}</span>' for i, own in shown)
     keys += "<span><b>&#9671;</b> published, in a table</span>" if one.printed else ""
+    keys += (
+        "<span><b>&#10005;</b> diverged</span>" if any(p.lost for found in one.series.values() for p in found) else ""
+    )
     head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-label="{html.escape(one.about)}">'
     drawn = _plot(one, linked=True)
     return f'<figure class="panel">{head}{drawn}</svg><figcaption class="key">{keys}</figcaption></figure>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,12 @@ def number(mean: float | None, std: float | None = None) -> str:
     """89.90 ± 0.12."""
     if mean is None:
         return ""
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+    return f"{_rounded(mean)}" if std is None else f"{_rounded(mean)} ± {_rounded(std)}"
+
+
+def _rounded(found: float) -> Decimal:
+    """To two places as by hand: half of the last one goes up, where binary fractions would toss a coin."""
+    return Decimal(repr(round(found, 9))).quantize(Decimal("0.01"), ROUND_HALF_UP) + 0  # and -0 is 0
 
 
 def noted(text: str, have: int, seeds: int, diverged: int) -> str:
@@ -130,7 +136,7 @@ def _paper_row(line: Line) -> tuple[Item, ...]:
     printed = Item()
     if published is not None:
         printed = Item((Piece(str(published)),), published.mean, line.cell.address)
-    gap = say("" if difference is None else f"{difference:+.2f}", sort=difference)
+    gap = say("" if difference is None else f"{_rounded(difference):+}", sort=difference)
     column = line.cell.column + (" (our grid)" if line.cell.ours else "")
     return say(line.cell.row), say(column), printed, _mean(line), gap, _count(line), _runs(line)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import SPREAD, Grid, Item
+from marginlens.report.grids import NOT_RUN, SPREAD, Grid, Item
 from marginlens.report.tables import grids
 
 PACKAGES = ("array", "booktabs", "longtable", "lscape")
@@ -83,13 +83,13 @@ def _layout(rows: Sequence[Sequence[str]]) -> tuple[Page, str]:
 
 
 def _without_runs(grid: Grid) -> tuple[list[str], list[list[str]]]:
-    """A table beside the paper without the run of each seed, to which no link leads here; "not run" stays."""
+    """A table beside the paper without the run of each seed, to which no link leads here; that there is none stays."""
     rows = [[_cell(item) for item in row] for row in grid.rows]
     if not {"ours", "runs"} <= set(grid.head):
         return list(grid.head), rows
     ours, runs = grid.head.index("ours"), grid.head.index("runs")
     for row in rows:
-        row[ours] = row[ours] or row[runs].partition(":")[0]
+        row[ours] = row[ours] or (NOT_RUN if row[runs].startswith(NOT_RUN) else "not measured")
         del row[runs]
     return [name for name in grid.head if name != "runs"], rows
 
@@ -104,6 +104,8 @@ def _flat(text: str) -> str:
 
 
 _LETTERS = {c: f"\\{c}" for c in "{}$&#%_"} | {
+    "[": "{[}",  # after the end of a row these two would be a part of it
+    "*": "{*}",
     "\\": "\\textbackslash{}",
     "^": "\\textasciicircum{}",
     "~": "\\textasciitilde{}",
@@ -114,12 +116,11 @@ _LETTERS = {c: f"\\{c}" for c in "{}$&#%_"} | {
     "\u2212": "$-$",
     "\u00a0": "~",
 }
+_ACCENTED = {chr(i) for i in range(192, 256)} - set("ÐÞðþ")
 
 
 def _escape(text: str) -> str:
     """What LaTeX sets as it is written; a letter that plain LaTeX has no glyph for becomes a question mark."""
     flat = text.replace("->", "\0")
-    made = "".join(
-        _LETTERS.get(c, c if c == "\0" or 32 <= ord(c) < 127 or ord(c) in range(192, 256) else "?") for c in flat
-    )
-    return made.replace("\0", "$\\to$")
+    made = "".join(_LETTERS.get(c, c if c == "\0" or 32 <= ord(c) < 127 or c in _ACCENTED else "?") for c in flat)
+    return made.replace("\0", "$\\to$").replace("--", "-{}-")

@@ -10,7 +10,7 @@ from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, say
 from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
 from marginlens.runs.entry import when
-from marginlens.runs.fields import spelled
+from marginlens.runs.fields import plain, spelled
 from marginlens.train.config import Pretrain
 from marginlens.train.knn import diverged
 
@@ -66,11 +66,7 @@ def _setting(seen: Seen, name: str) -> Item:
     if name == _CONTENT:
         return say(seen.run.data[:10])
     value = seen.settings.model_dump(mode="json")[name]
-    if isinstance(value, bool):
-        return say("yes" if value else "no")
-    if isinstance(value, int | float):
-        return say(f"{value:g}", sort=float(value))
-    return say(" ".join(f"{x:g}" for x in value) if isinstance(value, list) else str(value))
+    return say(plain(value, " "), sort=float(value) if type(value) in (int, float) else None)
 
 
 def _results(seen: Seen, several: Collection[str]) -> Results:

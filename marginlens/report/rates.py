@@ -16,8 +16,10 @@ from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, odd
+from marginlens.sweep.cells import worth
 from marginlens.train.identity import NEUTRAL_EVALUATION
 from marginlens.train.knn import diverged
+from marginlens.train.probe import lost_rates
 
 Series = dict[float, dict[str, Any]]
 """Probes by their learning rate, the same in all else."""
@@ -28,7 +30,8 @@ def series(seen: Seen) -> dict[str, Series]:
     found: dict[str, Series] = {}
     for one in seen.evaluations:
         if one["kind"] != "knn":
-            found.setdefault(_shared(one), {})[float(one["settings"]["lr"])] = one
+            rate, probes = float(one["settings"]["lr"]), found.setdefault(_shared(one), {})
+            probes[rate] = max(probes.get(rate, one), one, key=worth)
     return {shared: dict(sorted(probes.items())) for shared, probes in found.items() if len(probes) > 1}
 
 
@@ -55,7 +58,8 @@ def highest(line: Line) -> Item:
     found = [(run, probes) for run, probes in found if probes]
     if (best := _best(found)) is None:
         return Item()
-    notes = ["the highest tried"] if best[0] == max(rate for _, probes in found for rate in probes) else []
+    tried = {rate for _, probes in found for rate in (*probes, *lost_rates(probes.values()))}
+    notes = ["the highest tried"] if best[0] == max(tried) else []
     notes += [f"{len(found)} of {len(line.values)} seeds"] if len(found) < len(line.values) else []
     about = f" ({', '.join(notes)})" if notes else ""
     return say(f"{number(best[1])} at {best[0]:g}{about}", sort=best[1])
@@ -128,7 +132,7 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
             tops = [float(one["top1"]) for one in _at(group, rate)]
             said, lost = f"{effect}, lr {rate:g}: {_mean(group, rate).text}", any(map(diverged, _at(group, rate)))
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key, lost))
-    label = "learning rate of the linear layer"
+    label = "the layer's learning rate"
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
     places = everywhere if len(everywhere) <= LINES else {}
     return [logarithmic(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)]

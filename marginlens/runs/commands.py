@@ -189,7 +189,7 @@ def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: 
     chosen = conditions(place.where)
     before, asked = time.time() - place.older_than * DAY, kinds or ["failed", "interrupted", "weights"]
     plan = []
-    for entry in entries:
+    for entry in {entry.path: entry for entry in entries}.values():  # once, though it is named twice
         if entry.run is None or not chosen(entry) or (place.older_than and entry.changed > before):
             continue
         if entry.path.is_symlink() and not named:

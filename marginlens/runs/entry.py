@@ -111,6 +111,9 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
     """The entry of a folder; `ours`: its lock is held by the caller, which does not make it a running one."""
     try:
         run = _open(path)
+        for name in RECORDS:
+            if os.path.lexists(path / name) and not (path / name).is_file():
+                raise ValueError(f"{path / name} is not a file; remove it, or put the file in its place")
         why = ""
         state: State = "interrupted"
         if not ours and held(path):

@@ -5,6 +5,7 @@ effect=emphasis*    epochs>=100    state=complete    seed!=0    started>=2026-01
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -136,9 +137,12 @@ def _effect(wanted: str) -> str:
 
 def _number(field: str, wanted: str) -> float:
     try:
-        return float(wanted)
+        found = float(wanted)
     except ValueError:
-        raise ValueError(f"--where: {field} is a number, and {wanted!r} is none; write {field}>=10, say") from None
+        found = math.nan
+    if math.isnan(found):
+        raise ValueError(f"--where: {field} is a number, and {wanted!r} is none; write {field}>=10, say")
+    return found
 
 
 def _field(name: str) -> str:
@@ -167,7 +171,7 @@ def apart(settings: Pretrain) -> str:
 
 def words(settings: Mapping[str, Any]) -> str:
     """Settings in a few words: lr=0.1 tau=0.5."""
-    return " ".join(f"{name}={_plain(setting)}" for name, setting in settings.items())
+    return " ".join(f"{name}={plain(setting)}" for name, setting in settings.items())
 
 
 def odd(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,12 +208,13 @@ def _by(entry: Entry, kind: str) -> str | None:
     return None if found is None else words(odd(found)) or RECIPE
 
 
-def _plain(setting: Any) -> str:
+def plain(setting: Any, between: str = ",") -> str:
+    """A setting in words; a whole number with all its digits."""
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if isinstance(setting, list):
-        return ",".join(f"{x:g}" for x in setting)
-    return setting if isinstance(setting, str) else f"{setting:g}"
+        return between.join(map(plain, setting))
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 @lru_cache(maxsize=1024)

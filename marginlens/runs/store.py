@@ -10,7 +10,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +22,7 @@ from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
 from marginlens.train.identity import NEUTRAL_EVALUATION, identify
 from marginlens.train.record import Run
+from marginlens.train.stop import Stopped
 
 __all__ = [
     "STATES", "Entry", "State", "add", "drop_weights", "evaluation", "examine", "lookup", "records", "remove", "scan",
@@ -63,11 +65,16 @@ def lookup(entries: Iterable[Entry], settings: Pretrain, fingerprint: str = "") 
 
 
 def evaluation(
-    run: Run, kind: str, data: str, settings: Settings, among: Iterable[dict[str, Any]] | None = None
+    run: Run,
+    kind: str,
+    data: str,
+    settings: Settings,
+    among: Iterable[dict[str, Any]] | None = None,
+    fingerprint: str = "",
 ) -> dict[str, Any] | None:
     """The record of an evaluation if it was measured; the latest, where data of that name changed in between.
 
-    `among` the run's evaluations, where they have been read already.
+    `among` the run's evaluations, where they have been read already; with a `fingerprint`, on exactly those data.
     """
     wanted = settings.model_dump(mode="json")
     found = [
@@ -76,6 +83,7 @@ def evaluation(
         if (one.get("kind"), one.get("data")) == (kind, data)
         and NEUTRAL_EVALUATION | one["settings"] == NEUTRAL_EVALUATION | wanted
         and (kind == "transfer" or one.get("data_fingerprint") == run.data)
+        and fingerprint in ("", one.get("data_fingerprint"))
     ]
     return max(found, key=when, default=None)
 
@@ -95,6 +103,8 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
     it stays); evaluations of the two are joined. Anything else is another outcome of the same run: it takes the place
     of one that ended early and has no weights to go on from, and is refused otherwise.
     """
+    if isinstance(content, Path) and (linked := _linked(content)):
+        raise ValueError(f"{linked} is a link, and would be left behind; put the file itself in its place")
     held = dict(content) if isinstance(content, Mapping) else records(content)
     source = str(content) if isinstance(content, Path) else name
     if odd := next((n for n in held if not _is_record(n)), None):
@@ -115,7 +125,7 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
                 return final
         _merge(final, given.run.id, held)
         return final
-    except (OSError, DataError) as error:
+    except (OSError, DataError, Stopped) as error:
         raise ValueError(f"{source} is not added: cannot write to {folder} ({_plain(error)})") from None
 
 
@@ -124,7 +134,9 @@ def drop_weights(run: Run) -> int:
     folder = run.path / "checkpoints"
     if run.complete and not folder.exists() and not _dropped(run.path):
         return 0
-    with record.locked(run):
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link, and is left alone; remove what it leads to, then the link")
+    with _removing(run.path), record.locked(run):
         if not run.complete:
             raise ValueError(
                 f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
@@ -135,6 +147,7 @@ def drop_weights(run: Run) -> int:
         for left in _dropped(run.path):  # also what a process left that was killed meanwhile
             freed += size_of(left)
             shutil.rmtree(left, ignore_errors=True)
+            freed -= size_of(left)
     return freed
 
 
@@ -144,7 +157,7 @@ def remove(entry: Entry) -> int:
         raise ValueError(f"{entry.path} is {entry.state}, and is left alone; {entry.why or 'stop it first'}")
     if entry.path.is_symlink():
         raise ValueError(f"{entry.path} is a link, and is left alone; remove the link, or prune where it leads")
-    with record.locked(entry.run):
+    with _removing(entry.path), record.locked(entry.run):
         now = examine(entry.path, ours=True)
         if now.run is None or (now.run.id, now.state) != (entry.run.id, entry.state):
             raise ValueError(f"{entry.path} is {now.state} by now, and is left alone; look again")
@@ -156,9 +169,24 @@ def remove(entry: Entry) -> int:
     return freed
 
 
+@contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, Stopped) as error:
+        raise ValueError(f"{path} is left as it is: it cannot be removed ({_plain(error)})") from None
+
+
 def unbegun(path: Path) -> bool:
     """Whether a folder holds nothing of a run: as one is left by a process that was killed before its first file."""
     return path.is_dir() and all(name == "lock" or name.startswith(".config.json.") for name in os.listdir(path))
+
+
+def _linked(run: Path) -> Path | None:
+    """A record that is a link, which copies leave out."""
+    inside = [run / name for name in (*RECORDS, "evaluations")]
+    inside += (run / "evaluations").glob("*.json")
+    return next((path for path in inside if path.is_symlink()), None)
 
 
 def _dropped(run: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.runs.entry import Entry
+from marginlens.runs.entry import Entry, when
 from marginlens.runs.fields import RECIPE, apart, odd, value
 from marginlens.runs.store import records
 from marginlens.train.knn import diverged
@@ -67,13 +67,14 @@ def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
         "seconds": [entry.result.get("seconds") for entry in entries],
         "device": [entry.device for entry in entries],
     }
-    tops = [{label(one): one["top1"] for one in entry.evaluations} for entry in entries]
+    latest = [{label(one): one for one in sorted(entry.evaluations, key=when)} for entry in entries]
+    tops = [{name: one["top1"] for name, one in held.items()} for held in latest]
     tops = [{"knn at the end": entry.last.get("knn")} | top for entry, top in zip(entries, tops, strict=True)]
     results |= {label: [top.get(label) for top in tops] for label in dict.fromkeys(n for top in tops for n in top)}
     bad: dict[str, list[int]] = {}
-    for i, entry in enumerate(entries):
-        for one in filter(diverged, entry.evaluations):
-            bad.setdefault(label(one), []).append(i)
+    for i, held in enumerate(latest):
+        for name in (name for name, one in held.items() if diverged(one)):
+            bad.setdefault(name, []).append(i)
     names = [entry.name for entry in entries]
     return {"runs": names, "settings": differing, "results": results, "diverged": bad}
 
@@ -103,7 +104,7 @@ def described(entry: Entry) -> dict[str, Any]:
 
 def full(found: dict[str, Any]) -> str:
     """One run, for reading: what came of it, then its settings, as options, since some metrics have the same names."""
-    head = Table(show_header=False, title=found["run"], title_justify="left")
+    head = Table(show_header=False)
     head.add_row("state", found["state"] + (f": {found['why']}" if "why" in found else ""))
     head.add_row("epochs done", f"{found['epochs_done']} of {found['settings']['epochs']}")
     for name, number in found["last_epoch"].items():
@@ -118,7 +119,7 @@ def full(found: dict[str, Any]) -> str:
     head.add_section()
     for name, setting in found["settings"].items():
         head.add_row(f"--{name.replace('_', '-')}", shown(setting, name))
-    return f"{_text(head)}\nthe same run: {found['command']}"
+    return f"{found['run']}\n{_text(head)}\nthe same run: {found['command']}"
 
 
 def amount(count: int) -> str:

@@ -106,7 +106,7 @@ def standing(cell: Cell, run: Run, evaluations: Iterable[dict[str, Any]], label:
             update={"epochs": probe.epochs}
         ):
             found.append(one)
-    return sorted(found, key=_worth, reverse=True)
+    return sorted(found, key=worth, reverse=True)
 
 
 def numerics(one: Mapping[str, Any]) -> int:
@@ -114,7 +114,8 @@ def numerics(one: Mapping[str, Any]) -> int:
     return int(one.get("environment", {}).get("numerics", NUMERICS))
 
 
-def _worth(one: Mapping[str, Any]) -> tuple[int, bool, str]:
+def worth(one: Mapping[str, Any]) -> tuple[int, bool, str]:
+    """Which of several evaluations counts: the greatest."""
     return one["settings"]["epochs"], numerics(one) == NUMERICS, when(one)
 
 

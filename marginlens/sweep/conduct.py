@@ -192,7 +192,7 @@ def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
             try:
                 if freed := drop_weights(step.entry.run):
                     say(f"[{step.number}] was done before: its weights are removed, {amount(freed)}")
-            except (OSError, Stopped, ValueError) as error:
+            except ValueError as error:
                 say(f"[{step.number}] keeps its weights: {error}")
 
 

@@ -77,8 +77,9 @@ def run_local(
     running: dict[Child, tuple[Slot, Step]] = {}
     try:
         while running or (waiting and not ending()):
-            others = any(step.number not in held for _, step in running.values())
-            while waiting and free and not ending() and not (others and waiting[0].number in held):
+            while waiting and free and not ending():
+                if waiting[0].number in held and any(step.number not in held for _, step in running.values()):
+                    break
                 step = waiting.popleft()
                 if step.number in held:
                     step = look_again(step, where.runs)

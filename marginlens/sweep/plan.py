@@ -206,8 +206,8 @@ def _unmeasured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[s
     if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
         return wanted.several
     run, data = entry.run, fingerprints.get(wanted.data, "")
-    found = {one: evaluation(run, wanted.kind, wanted.data, one, entry.evaluations) for one in wanted.several}
-    kept = {one: known for one, known in found.items() if known and data in ("", known["data_fingerprint"])}
+    found = {one: evaluation(run, wanted.kind, wanted.data, one, entry.evaluations, data) for one in wanted.several}
+    kept = {one: known for one, known in found.items() if known}
     lost = lost_rates(kept.values())
     return [one for one in wanted.several if one not in kept and (one == wanted.settings or one.lr not in lost)]
 

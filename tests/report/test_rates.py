@@ -121,6 +121,27 @@ def test_a_record_from_before_an_option_is_in_its_series(tmp_path):
     assert best(tmp_path) == {"CIFAR100": "66.00 at 3"}
 
 
+def test_the_highest_that_was_tried_may_have_been_lost(tmp_path):
+    path = write_run(tmp_path, data="cifar100", probe=60.0)
+    rates(path, {30.0: 66.0})
+    assert best(tmp_path) == {"CIFAR100": "66.00 at 30 (the highest tried)"}
+    for file in (path / "evaluations").iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"lost": [100.0]}))
+    assert best(tmp_path) == {"CIFAR100": "66.00 at 30"}
+
+
+def test_of_two_probes_alike_the_one_that_counts_is_in_the_series(tmp_path):
+    path = write_run(tmp_path, data="cifar100", probe=60.0)
+    rates(path, {10.0: 64.0})
+    for file in list((path / "evaluations").iterdir()):
+        known = json.loads(file.read_text())
+        known |= {"top1": 10.0, "environment": known["environment"] | {"numerics": 0}}
+        file.with_name(f"z{file.name}").write_text(json.dumps(known))
+    (row,) = texts(rates_grid(read(tmp_path)))
+    assert (row["lr 1"], row["lr 10"]) == ("60.00", "64.00")
+    assert best(tmp_path) == {"CIFAR100": "64.00 at 10 (the highest tried)"}
+
+
 def test_the_recipes_rate_may_be_the_best(tmp_path):
     rates(write_run(tmp_path, data="cifar100", probe=60.0), {10.0: 59.0})
     assert best(tmp_path) == {"CIFAR100": "60.00 at 1"}
@@ -130,7 +151,7 @@ def drawn(store):
     """Of each panel, by its name and what it learned from: its lines in their order, and what its points say."""
     found = {}
     for made in rates_figure(read(store)).split('<figure class="panel">')[1:]:
-        on = re.search(r"linear layer \(([^<>]*)\)</text>", made)[1]
+        on = re.search(r"learning rate \(([^<>]*)\)</text>", made)[1]
         lines = re.findall(r'<i class="k\d"></i>(.*?)</span>', made)
         found[re.search(r'class="name"[^>]*>(.*?)<', made)[1], on] = lines, re.findall("<title>(.*?)</title>", made)
     return found
@@ -182,6 +203,7 @@ def test_a_rate_at_which_a_probe_diverged_is_a_cross_beside_the_line(tmp_path):
     made = rates_figure(read(tmp_path))
     assert "plain, lr 30: 12.00 (diverged)</title></path>" in made
     assert made.count("</title></circle>") == 3
+    assert "</b> diverged</span>" in made
     assert re.search(r'class="line[^>]*d="([^"]*)"', made)[1].count("L") == 2
 
 

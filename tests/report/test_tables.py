@@ -9,12 +9,13 @@ import pytest
 
 from marginlens.paper import TABLES
 from marginlens.report.gather import gather
+from marginlens.report.grids import number
 from marginlens.report.latex import PACKAGES, latex
 from marginlens.report.tables import BEGIN, END, brief, insert, markdown
 from marginlens.runs.store import scan
 from tests.report.folders import write_run
 
-NASTY = "100% of | a_b & #1 {x} ~ ^ \\ $ <script>alert(1)</script> `code` [link](x) ünïcode ∞"
+NASTY = "[old] --runs *star Þ 100% of | a_b & #1 {x} ~ ^ \\ $ <script>alert(1)</script> `code` [link](x) ünïcode ∞"
 
 
 @pytest.fixture
@@ -23,9 +24,11 @@ def store(tmp_path):
     for seed in (0, 1):
         write_run(store, data="cifar10", seed=seed, probe=90.0 + seed, transfer={"cifar100": 43.0})
     write_run(store, data="cifar10", seed=2, done=3, failure=NASTY)
+    write_run(store, data="cifar10", effect="ratio(m1=1.6)", done=3, failure=NASTY)
     write_run(store, data="cifar10", effect="emphasis(s=5)", probe=90.5)
     write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, probe=60.0)
-    (store / "foreign_folder").mkdir()
+    for name in ("*star", "[old] runs", "foreign_folder"):
+        (store / name).mkdir()
     return store
 
 
@@ -69,7 +72,7 @@ def test_markdown_links_lead_to_runs(store, tmp_path):
     text = markdown(read(store), at)
     links = re.findall(r"\]\(([^)]+)\)", text.replace("\\]", "").replace("\\[", ""))
     found = {(at.parent / link.replace("%20", " ")).resolve() for link in links if link != "x"}
-    assert found == {p.resolve() for p in store.iterdir() if p.name != "foreign_folder"}
+    assert found == {p.resolve() for p in store.iterdir() if (p / "config.json").exists()}
 
 
 def test_markdown_tables_are_tables(store, tmp_path):
@@ -113,6 +116,7 @@ def test_latex_says_what_was_not_run_and_leaves_runs_to_the_page(store):
     text = latex(read(store))
     assert "MoCo & CIFAR10 & 89.413~$\\pm$~0.109 & 90.50~$\\pm$~0.71 & +1.09 & 2 \\\\" in text
     assert re.search(r"MoCo & STL10 & 87.629~\$\\pm\$~0.175 & not run &  &  \\\\", text)
+    assert "MoCo + ratio. & CIFAR10 & 90.100~$\\pm$~0.017 & not measured &  &  \\\\" in text
     assert re.search(r"& \$-\$\d", text)
 
 
@@ -127,7 +131,7 @@ def test_latex_is_balanced_and_escaped(store):
     assert depth == 0
     assert bare.count("$") % 2 == 0
     text = re.sub(r"\\begin\{longtable\}.*", "", bare).replace("~$\\pm$~", "")
-    assert not re.search(r"[%#_~^<>|∞]", text)
+    assert not re.search(r"[%#_~^<>|∞Þ]|--|\n[*[]", text)
     for table in re.findall(r"\\begin\{longtable\}\{([^\n]*)\}\n(.*?)\\end\{longtable\}", body, flags=re.S):
         columns = len(re.findall(r"(?:^l+$)|p\{[^}]*\}", table[0])) if "p{" in table[0] else len(table[0])
         rows = [row for row in table[1].splitlines() if " & " in row]
@@ -147,3 +151,12 @@ def test_latex_compiles_and_nothing_leaves_the_page(store, tmp_path):
         assert made.returncode == 0, made.stdout[-2000:]
     beyond = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", made.stdout)]
     assert max(beyond, default=0.0) < 5
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [(-0.705, "-0.71"), (65.54 - 66.095, "-0.56"), ((79.28 + 79.35) / 2, "79.32"), (0.005, "0.01"), (-0.004, "0.00")],
+)
+def test_numbers_are_rounded_as_by_hand(found, said):
+    """Half of the last place goes up, whatever the binary fraction beside it; there is no minus zero."""
+    assert number(found) == said

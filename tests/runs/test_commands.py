@@ -7,6 +7,7 @@ import time
 import pytest
 
 import marginlens as ml
+from marginlens.runs import store as stores
 from marginlens.runs.fields import FIELDS
 from marginlens.runs.store import scan
 from marginlens.train import record
@@ -134,6 +135,7 @@ MISTAKES = {
     "--where '=5' is not a condition": ["--where", "=5"],
     "epochs is a number, and 'many' is none": ["--where", "epochs>=many"],
     "seed is a number, and 'one' is none": ["--where", "seed=one"],
+    "loss is a number, and 'nan' is none": ["--where", "loss<nan"],
     "last_bn is yes or no, and has no order": ["--where", "last_bn>0"],
     "there is no value of last_bn 'maybe'": ["--where", "last_bn=maybe"],
     "there is no state 'completed'; did you mean 'complete'?": ["--where", "state=completed"],
@@ -211,7 +213,7 @@ def test_shown(ask, store, several):
     for word in (run, run.name, run.name[:-3], run.name[-10:], run.name[-10:-4]):
         code, out, _ = ask("runs", "show", word, "--runs", store)
         assert code == 0
-        assert str(run) in out
+        assert out.startswith(f"{run}\n")  # however long
     assert "80.00 %" in out
     assert "61.50 %" in out
     assert "2026-01-02T03:04:05Z on CPU, 2 threads" in out
@@ -255,6 +257,15 @@ def test_evaluations_are_told_apart(ask, several):
     assert found["probe on shapes"] == [80.0, 70.0]
     assert found["probe on shapes lr=0.25 weight_decay=0.1"] == [60.0, None]
     assert found["probe on shapes lr=0.25"] == [61.0, None]
+
+
+def test_of_evaluations_on_data_that_changed_the_latest_is_compared(ask, several):
+    for name, (top1, day) in {"b": (44.0, 2), "a": (43.0, 3), "c": (42.0, 1)}.items():
+        one = evaluation("transfer", top1, name * 64, several[0].name[-10:])
+        one["environment"]["time"] = f"2026-01-0{day}T00:00:00Z"
+        write(several[0], {f"evaluations/transfer-shapes-{name}.json": json.dumps(one).encode()})
+    found = json.loads(ask("runs", "compare", several[0], several[1], "--json")[1])["results"]
+    assert found["transfer to shapes"] == [43.0, None]
 
 
 def test_pruning_only_says_what_it_would_do(ask, store, several, trained):
@@ -307,6 +318,24 @@ def test_named_runs_are_removed_whole(ask, store, several):
     code, out, _ = ask("runs", "prune", several[0].name, several[1], "--runs", store, "--yes")
     assert (code, out.count("removed complete")) == (0, 2)
     assert {e.path for e in scan(store)} == set(several[2:])
+    code, out, _ = ask("runs", "prune", several[2], several[2].name, several[3], "--runs", store, "--yes")
+    assert (code, out.count("removed ")) == (0, 2)
+    assert not scan(store)
+
+
+def test_what_cannot_be_removed_is_said_and_the_others_are(ask, store, several, monkeypatch):
+    rename = os.rename
+
+    def refuse(source, target):
+        if several[0] in (source, source.parent):
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(stores.os, "rename", refuse)
+    code, out, err = ask("runs", "prune", several[0], several[1], "--runs", store, "--yes")
+    assert (code, out.count("removed complete")) == (2, 1)
+    assert err == f"marginlens: {several[0]} is left as it is: it cannot be removed (Permission denied)\n"
+    assert {e.path for e in scan(store)} == {several[0], *several[2:]}
 
 
 def test_what_runs_or_is_no_run_is_never_pruned(ask, store, several, spoilt, trained):

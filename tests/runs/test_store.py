@@ -474,6 +474,61 @@ def test_a_checkpoint_that_was_cut_off_does_not_look_whole(trained):
     assert not examine(trained.path).weights
 
 
+def test_weights_on_another_disk_are_left_alone(trained, tmp_path):
+    """And not said to be freed: what a link leads to may be others' too."""
+    folder = trained.path / "checkpoints"
+    folder.rename(tmp_path / "large")
+    folder.symlink_to(tmp_path / "large")
+    before = content(trained.path)
+    with pytest.raises(ValueError, match="is a link, and is left alone; remove what it leads to"):
+        drop_weights(trained)
+    assert content(trained.path) == before
+    assert checkpoint.names(folder)
+
+
+def test_what_the_system_does_not_let_go_of_is_one_line(trained, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (found,) = scan(trained.path.parent)
+    before = content(trained.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.os, "rename", refuse)
+        for act in (lambda: drop_weights(trained), lambda: remove(found)):
+            with pytest.raises(ValueError, match=r"is left as it is: it cannot be removed \(Permission denied\)"):
+                act()
+    with monkeypatch.context() as patched:
+        patched.setattr(record.os, "open", refuse)
+        for act in (lambda: drop_weights(trained), lambda: remove(found)):
+            with pytest.raises(ValueError, match="is left as it is: it cannot be removed"):
+                act()
+        with pytest.raises(ValueError, match="is not added: cannot write to"):
+            add(stores.records(trained.path), trained.path.parent, trained.path.name)
+    assert content(trained.path) == before
+
+
+def test_a_record_that_is_a_link_is_not_left_behind(store, tmp_path):
+    for name in ("result.json", "evaluations/probe-shapes-0123456789.json", "evaluations"):
+        path = put(store, probe=80.0)
+        (path / name).rename(tmp_path / "far")
+        (path / name).symlink_to(tmp_path / "far")
+        assert examine(path).state == "complete"
+        with pytest.raises(ValueError, match=f"{name} is a link, and would be left behind"):
+            add(path, tmp_path / "home", path.name)
+        shutil.rmtree(path)
+        (tmp_path / "far").unlink() if name != "evaluations" else None
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("kind", ["nowhere", "itself", "folder"])
+def test_a_result_that_is_no_file_does_not_make_a_run_interrupted(store, kind):
+    path = put(store) / "result.json"
+    path.unlink()
+    path.mkdir() if kind == "folder" else path.symlink_to({"nowhere": "x", "itself": path.name}[kind])
+    (found,) = scan(store)
+    assert (found.state, "result.json is not a file" in found.why) == ("unreadable", True)
+
+
 def test_removed(store, trained):
     (found,) = scan(store)
     size = found.size_bytes

@@ -158,6 +158,14 @@ def test_one_in_use_comes_last(fake):
     assert "[1] comes last: x is in use by process 1; wait for it" in fake.lines
 
 
+def test_two_in_use_come_last_though_both_were_found_at_once(fake, monkeypatch):
+    monkeypatch.setattr(child, "WORKER", (*child.WORKER[:-1], FAKE.replace("time.sleep(0.2)", "time.sleep(1)")))
+    found = list(fake(LOCKED, LOCKED, FINE, at_once=2))
+    assert (found[0].number, {o.state for o in found}) == (3, {"done"})
+    log = [(what, seed) for what, seed, _ in fake.log()]
+    assert set(log[log.index(("end", "2")) + 1 :]) == {(what, seed) for what in ("begin", "end") for seed in "01"}
+
+
 def test_one_that_another_process_did_meanwhile_is_done(fake, tmp_path):
     run = made(job(seed=0, tau=LOCKED), tmp_path)
     first, last = fake(LOCKED, FINE)

@@ -1,5 +1,6 @@
 """A plan says of every job what is done, what goes on, what is left, and what cannot be done and why."""
 
+import json
 import shutil
 
 import pytest
@@ -165,6 +166,18 @@ def test_transfer_data_that_changed_are_measured_again(tmp_path):
     one.write_text(one.read_text().replace(scan(tmp_path)[0].run.data, "0" * 64))
     (step,) = planned([job("shapes")], tmp_path)
     assert (step.state, step.follows) == ("to run", "transfer to shapes")
+
+
+def test_transfer_data_that_changed_back_were_measured(tmp_path):
+    path = made(job("shapes"), tmp_path, weights=False).path
+    (one,) = path.glob("evaluations/transfer-*")
+    known = json.loads(one.read_text())
+    later = known | {
+        "data_fingerprint": "0" * 64,
+        "environment": known["environment"] | {"time": "2099-01-01T00:00:00Z"},
+    }
+    one.with_name("transfer-shapes-0000000000.json").write_text(json.dumps(later))
+    assert states(planned([job("shapes")], tmp_path)) == ["cached"]
 
 
 def test_a_table_fills_evenly_and_shared_runs_come_once():
