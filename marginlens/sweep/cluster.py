@@ -210,7 +210,7 @@ def _stop(ray: Any, pending: dict[Any, tuple[Step, int]], place: Executor) -> It
     for ref in ready:
         step, _ = pending[ref]
         outcome = _result(ray, ref, step, place)
-        if outcome is not None:
+        if outcome is not None and (outcome.state != "stopped" or outcome.seconds):  # else it was not begun
             yield outcome
 
 

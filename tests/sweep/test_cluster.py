@@ -144,6 +144,15 @@ def test_a_folder_is_locked_before_others_see_it(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_was_under_way_says_where_it_stopped_and_what_waited_says_nothing():
+    stopped = {"outcome": asdict(Outcome(1, "stopped", "", 5.0)), "name": "", "records": {}}
+    for result, seconds in ((stopped, [5.0]), (TaskCancelledError(), [])):
+        ray, asked = fake(result), []
+        ray.cancel, ray.wait = asked.append, lambda refs, num_returns, timeout: (refs, [])
+        found = cluster._stop(ray, {"ref": (SimpleNamespace(number=1), 0)}, Executor(shared=True))
+        assert ([o.seconds for o in found], asked) == (seconds, ["ref"])
+
+
 def remote(shared=False):
     where = Where(runs="unused", device="cpu").model_dump(mode="json")
     return cluster.remote(1, job().model_dump(mode="json"), where, shared)
