@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -73,7 +74,7 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
             if left and not left[0].startswith("-") and any(other.startswith(f"{name} ") for other in COMMANDS):
                 break  # `runs` takes options only: a word after it is a command that there is not
             return name, left
-    spoken = [w for w in words if not w.startswith("-")]
+    spoken = list(takewhile(lambda word: not word.startswith("-"), words))  # what follows may be an option's value
     if any(name.split()[: len(spoken)] == spoken for name in COMMANDS):
         return "", []
     close = get_close_matches(" ".join(spoken[:2]), COMMANDS, n=1, cutoff=0.5)

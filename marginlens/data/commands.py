@@ -31,7 +31,7 @@ def data_list(*, json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    names = [*SOURCES, *(n for n in prepared() if n not in SOURCES)]
+    names = [*SOURCES, *(n for n in store.names() if n not in SOURCES)]
     rows = [{"name": n, "prepared": store.exists(n), "about": _about(n)} for n in names]
     if json:
         print(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
@@ -89,7 +89,8 @@ def data_prepare(
         return
     for line in skipped:
         print(f"skipped: {line}")
-    print(f"{name}: {_counts(facts)} in {store.root() / name}")
+    bare = "" if facts["classes"] else " without labels (they are the folders' names in train/)"
+    print(f"{name}: {_counts(facts)}{bare} in {store.root() / name}")
 
 
 def data_info(name: Positional[str], *, json: bool = False) -> None:
@@ -108,7 +109,8 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
         if key == "splits":
             table.add_row("images", _counts(facts))
         elif key == "classes":
-            table.add_row("classes", f"{len(value)}: {', '.join(value[:10])}{', ...' if len(value) > 10 else ''}")
+            some = f"{len(value)}: {', '.join(value[:10])}{', ...' if len(value) > 10 else ''}"
+            table.add_row("classes", some if value else "none")
         else:
             table.add_row(key, ", ".join(f"{v:.4f}" for v in value) if key in ("mean", "std") else str(value))
     Console().print(table)
@@ -159,12 +161,6 @@ def data_views(
     path = out or Path(f"{name}-views.png")
     save_views(images, [_label(label, classes) for label in labels], both, seed, path)
     print(f"wrote {path}")
-
-
-def prepared() -> list[str]:
-    """Names of the stores that are there, whole."""
-    found = store.root().glob("*/store.json") if store.root().is_dir() else []
-    return sorted(p.parent.name for p in found if not p.parent.name.startswith("."))
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, read_folder
 from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
+from marginlens.parameters import hint
 
 
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
@@ -23,6 +24,8 @@ def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> 
 def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
     if not store.exists(name, folder):
+        if name not in SOURCES:
+            raise DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *store.names(folder)])}")
         return store.read(name, folder) if source(name).url else prepare(name, folder=folder)
     if name in SOURCES and _version(name, folder) != SOURCES[name].version:
         if not SOURCES[name].url:

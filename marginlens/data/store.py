@@ -116,6 +116,12 @@ def exists(name: str, folder: Path | None = None) -> bool:
     return ((folder or root()) / name / "store.json").is_file()
 
 
+def names(folder: Path | None = None) -> list[str]:
+    """Of the finished stores that are there."""
+    found = (folder or root()).glob("*/store.json") if (folder or root()).is_dir() else []
+    return sorted(p.parent.name for p in found if not p.parent.name.startswith("."))
+
+
 def write(
     name: str,
     splits: dict[str, Iterable[Batch]],

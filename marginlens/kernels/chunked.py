@@ -20,7 +20,7 @@ BLOCK = 2**20
 
 _WHY = (
     "impl='chunked' computes its gradient by hand and has no second derivative; "
-    "use impl='reference' where you differentiate twice"
+    "use impl='reference' where you differentiate twice, which plain and margin alone can be"
 )
 
 

@@ -55,11 +55,11 @@ def report(
         json: Print the tables' numbers as JSON.
     """
     found = read(runs, only)
-    more = {insert.expanduser(): insert_brief(found, insert.expanduser())} if insert else {}
-    more |= {rates.expanduser(): rates_picture(found)} if rates else {}
+    more = {"--insert": (insert.expanduser(), insert_brief(found, insert.expanduser()))} if insert else {}
+    more |= {"--rates": (rates.expanduser(), rates_picture(found))} if rates else {}
     written = write(found, runs, out, markdown, latex)
-    for path, text in more.items():
-        _put(path, text)
+    for option, (path, text) in more.items():
+        _put(path, text, option)
         written.append(str(path))
     if json:
         print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
@@ -83,9 +83,9 @@ def write(
     out = out.expanduser()
     table = markdown.expanduser() if markdown else out / "tables.md"
     tex = latex.expanduser() if latex else out / "tables.tex"
-    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]))
-    _put(table, make_markdown(found, table))
-    _put(tex, make_latex(found))
+    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out")
+    _put(table, make_markdown(found, table), "--markdown" if markdown else "--out")
+    _put(tex, make_latex(found), "--latex" if latex else "--out")
     return [str(path) for path in (out / "report.html", table, tex)]
 
 
@@ -135,10 +135,10 @@ def _tables(patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def _put(path: Path, text: str) -> None:
-    """Writes a file aside and renames it."""
+def _put(path: Path, text: str, option: str) -> None:
+    """Writes a file aside and renames it; `option` is what named its place."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         put(path, text.encode())
     except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}); give --out another folder") from None
+        raise ValueError(f"cannot write {path} ({error.strerror}); give {option} another place") from None

@@ -58,8 +58,10 @@ def highest(line: Line) -> Item:
     found = [(run, probes) for run, probes in found if probes]
     if (best := _best(found)) is None:
         return Item()
-    tried = {rate for _, probes in found for rate in (*probes, *lost_rates(probes.values()))}
-    notes = ["the highest tried"] if best[0] == max(tried) else []
+    have = max(rate for _, probes in found for rate in probes)
+    tried = max([have, *(rate for _, probes in found for rate in lost_rates(probes.values()))])
+    notes = ["the highest tried"] if best[0] == tried else []
+    notes += ["the highest that all seeds have"] if best[0] == max(_common(found)) < have else []
     notes += [f"{len(found)} of {len(line.values)} seeds"] if len(found) < len(line.values) else []
     about = f" ({', '.join(notes)})" if notes else ""
     return say(f"{number(best[1])} at {best[0]:g}{about}", sort=best[1])

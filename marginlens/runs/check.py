@@ -13,8 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field, TypeAdapter
 
-from marginlens.train.config import Knn, Pretrain, Probe, Settings, build
-from marginlens.train.identity import NEUTRAL, NEUTRAL_EVALUATION, digits, facts
+from marginlens.train.config import Knn, Probe, Settings, build
+from marginlens.train.identity import NEUTRAL_EVALUATION
 from marginlens.train.record import Run, lines
 
 LARGEST = 1e100
@@ -31,18 +31,11 @@ _LINES = TypeAdapter(
 )
 
 
-def identity(run: Run) -> None:
-    """Its id must be the hash of the facts that it holds, and these must be those of its settings and data."""
-    path, held = run.path / "config.json", run.identity
-    if (proper := digits(held)) != run.id:
-        raise ValueError(f"{path} was changed: its id is {_short(run.id)}, and its identity's is {proper}")
-    if held.get("data") != run.data or not isinstance(held.get("numerics"), int):
-        raise ValueError(f"{path} was changed: its data are not those of its identity")
-    if not _same_settings(run.settings, held.get("settings")):
-        raise ValueError(f"{path} was changed: its settings are not those of its identity")
+def settings(run: Run) -> None:
+    """Of config.json, whose identity was looked at when it was opened."""
     for name, value in run.settings:
         if isinstance(value, int) and value > MOST and name != "seed":
-            raise ValueError(f"{path} has {name} {_short(value)}; no run has more than {MOST}")
+            raise ValueError(f"{run.path / 'config.json'} has {name} {_short(value)}; no run has more than {MOST}")
 
 
 def result(path: Path, found: Mapping[str, Any]) -> None:
@@ -130,20 +123,6 @@ def _table(path: Path, needed: Sequence[str], low: float) -> tuple[int, dict[str
     if not proper:
         _say(path, objects(path), needed, low)
     return len(found), json.loads(whole.rpartition(b"\n")[2])
-
-
-def _same_settings(settings: Pretrain, held: Any) -> bool:
-    """Whether what was hashed is what these settings say; weights are hashed by their content, which may be gone."""
-    if not isinstance(held, dict) or ("weights" in held) != bool(settings.weights):
-        return False
-    plain = settings.model_copy(update={"weights": ""}) if settings.weights else settings
-    kept = {name: value for name, value in held.items() if name != "weights"}
-    if facts(plain, "")["settings"] == kept:
-        return True
-    try:  # as this version reads it: an older one may have spelled an effect otherwise
-        return bool(build(Pretrain, NEUTRAL | {"ema": plain.ema} | kept) == plain)
-    except ValueError:
-        return False
 
 
 def _evaluated(kind: str, given: Any) -> None:

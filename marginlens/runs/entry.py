@@ -180,7 +180,7 @@ def _check(entry: Entry) -> None:
     """Reads every record once, so that whoever uses the entry meets no surprise."""
     path, run = entry.path, entry.run
     assert run is not None
-    check.identity(run)
+    check.settings(run)
     if run.complete:
         check.result(path / "result.json", entry.result)
     if entry.state == "complete" and entry.epochs_done != run.settings.epochs:

@@ -65,7 +65,9 @@ def _settings(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Pretrain:
         settings: Pretrain = build(Pretrain, {**base, **chosen})
     except ValueError as error:
         said = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        raise ValueError(f"the grid's {said} cannot be run: {error}") from None
+        listed = any(isinstance(value, str) and "," in value and "(" not in value for value in chosen.values())
+        between = "; values have | between them" if listed else ""
+        raise ValueError(f"the grid's {said} cannot be run: {error}{between}") from None
     return settings
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from marginlens.data.prepare import open_data
 from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
@@ -54,9 +55,19 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
     def say(found: dict[str, Any]) -> str:
         near = f", kNN {found['knn']:.2f} %" if "knn" in found else ""
         done = f"{found['run']}: {found['epochs']} epoch{'s' * (found['epochs'] > 1)}, loss {found['loss']:.4f}{near}"
-        return f"{done}\nnext: marginlens probe {found['run']}"
+        return f"{done}\nnext: marginlens {_next(found['run'])}"
 
     perform((Pretrain, PretrainPlace), dict(settings), act, say)
+
+
+def _next(run: str) -> str:
+    """What can be done with a run of such data: what has no labels cannot be probed, nor tested without test images."""
+    data = open_data(open_run(run).settings.data)
+    if not data.classes:
+        return f"embed {run} --data {data.name} --out features.safetensors"
+    return (
+        f"probe {run}" if "test" in data.splits else f"probe {run} --holdout {max(1, len(data.splits['train']) // 10)}"
+    )
 
 
 def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> None:
@@ -169,5 +180,7 @@ def _accuracy(found: dict[str, Any]) -> str:
     on = f"{kept:,} images kept back from training" if kept else "the test set"
     lost = "; it diverged" if diverged(found) else ""
     lines = [f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}{lost}"]
-    lines += [f"  at a learning rate of {rate}: {top:.2f} %" for rate, top in found.get("beside", {}).items()]
+    for rate, top in found.get("beside", {}).items():
+        lost = "; it diverged" if rate in found.get("beside_diverged", ()) else ""
+        lines.append(f"  at a learning rate of {rate}: {top:.2f} %{lost}")
     return "\n".join(lines)

@@ -85,6 +85,16 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _switches(cls, given: Any) -> Any:
+        """YAML reads `seed: yes` as true, which Python would take for 1."""
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is {'yes' if value else 'no'}; it is not a switch: give its value")
+        return given
+
 
 class Pretrain(Settings):
     """What determines the result of a pre-training, and nothing else."""
@@ -177,7 +187,8 @@ class Pretrain(Settings):
         if self.method == "simclr":
             for name in _NO_TEACHER:
                 if getattr(self, name) != fields[name].default:
-                    raise ValueError(f"{name} is about a teacher, and simclr has none; leave it out")
+                    what = "predictor" if name == "predictor_bn" else "teacher"
+                    raise ValueError(f"{name} is about a {what}, and simclr has none; leave it out")
         if self.two_tau and self.method != "mocov3":
             raise ValueError(f"two_tau is MoCo v3's; {self.method} has no such factor")
         if self.method == "byol":

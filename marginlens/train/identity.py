@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marginlens.train.config import Pretrain, Settings
+from marginlens.train.config import Pretrain, Settings, build
 
 NUMERICS = 1
 """Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
@@ -71,6 +72,29 @@ def identify(settings: Pretrain, fingerprint: str) -> str:
 def digits(known: Any) -> str:
     """Ten hexadecimal digits that stand for what JSON can hold."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, Any]) -> str:
+    """What was changed since these facts were held: an id is their hash, and they are those of settings and data."""
+    if (proper := digits(held)) != id_:
+        return f"its id is {id_[:100]!r}, and its identity's is {proper}"
+    if held.get("data") != fingerprint or not isinstance(held.get("numerics"), int):
+        return "its data are not those of its identity"
+    return "" if _same_settings(settings, held.get("settings")) else "its settings are not those of its identity"
+
+
+def _same_settings(settings: Pretrain, held: Any) -> bool:
+    """Whether what was hashed is what these settings say; weights are hashed by their content, which may be gone."""
+    if not isinstance(held, dict) or ("weights" in held) != bool(settings.weights):
+        return False
+    plain = settings.model_copy(update={"weights": ""}) if settings.weights else settings
+    kept = {name: value for name, value in held.items() if name != "weights"}
+    if facts(plain, "")["settings"] == kept:
+        return True
+    try:  # as this version reads it: an older one may have spelled an effect otherwise
+        return bool(build(Pretrain, NEUTRAL | {"ema": plain.ema} | kept) == plain)
+    except ValueError:
+        return False
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:

@@ -24,7 +24,7 @@ from marginlens.train.evaluate import Parts, knn_accuracy, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
 from marginlens.train.identity import evaluation_name
-from marginlens.train.knn import accuracy, worse_than_guessing
+from marginlens.train.knn import accuracy, diverged, worse_than_guessing
 from marginlens.train.linear import Linear
 from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.progress import Display
@@ -53,7 +53,7 @@ def probe(
 
     What the settings leave open is as the recipe of the data has it. `beside`: learning rates at which further layers
     learn from the same crops, for little more time. Each is kept as the probe that it is, and the result has their
-    top-1 by rate under "beside".
+    top-1 by rate under "beside", and under "beside_diverged" the rates whose top-1 says nothing.
     """
     run = open_run(run)
     settings = _by_recipe(settings, run.settings.data)
@@ -125,7 +125,9 @@ def linear_probes(
             for one, layer in layers.items()
         }
         for one in [one for one, mean in means.items() if not math.isfinite(mean)]:
-            lost = f"the probe's loss became {means.pop(one)} in epoch {epoch + 1}; lower --lr ({one.lr:g})"
+            lost = (
+                f"the probe's loss became {means.pop(one)} in epoch {epoch + 1}; lower its learning rate ({one.lr:g})"
+            )
             del layers[one]
             if not layers:
                 raise Stopped(lost)
@@ -146,7 +148,8 @@ def _worth(linear: Linear, loss: float, test: Tensor, labels: Tensor, classes: i
     if worse_than_guessing(loss, classes):
         display.say(
             f"warning: the probe's loss ended at {loss:.1f}, and guessing has {math.log(classes):.1f}: it diverged, "
-            f"and its accuracy says nothing of the backbone; lower --lr ({linear.settings.lr:g}) or give it more epochs"
+            f"and its accuracy says nothing of the backbone; lower its learning rate ({linear.settings.lr:g}) or give "
+            f"it more epochs"
         )
     with torch.no_grad():
         scores = linear.layer(test)
@@ -208,15 +211,14 @@ def _evaluate(
         display.say(f"measured before: {folder / next(iter(asked))}")
     first, *rest = [folder / name for name in asked]
     if not first.exists():
-        raise Stopped("the probe's loss was no number, though that of one beside it was; lower --lr")
+        raise Stopped("the probe's loss was no number, though that of one beside it was; lower its learning rate")
     found = record.read_json(first)
-    return found | ({"beside": _tops(path for path in rest if path.exists())} if rest else {})
-
-
-def _tops(paths: Iterable[Path]) -> dict[str, float]:
-    """Top-1 by learning rate."""
-    found = [record.read_json(path) for path in paths]
-    return {f"{one['settings']['lr']:g}": one["top1"] for one in found}
+    others = {f"{one['settings']['lr']:g}": one for one in (record.read_json(path) for path in rest if path.exists())}
+    if rest:
+        found["beside"] = {rate: one["top1"] for rate, one in others.items()}
+    if bad := [rate for rate, one in others.items() if diverged(one)]:
+        found["beside_diverged"] = bad
+    return found
 
 
 def at_rates(settings: S, beside: Sequence[float]) -> list[S]:

@@ -36,7 +36,7 @@ from marginlens.data.views import Triple
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
-from marginlens.train.identity import NEUTRAL, NUMERICS, digits, facts, name_of
+from marginlens.train.identity import NEUTRAL, NUMERICS, changed, digits, facts, name_of
 from marginlens.train.stop import Stopped, disk
 
 FORMAT = 1
@@ -141,9 +141,12 @@ def open_run(path: Run | str | os.PathLike[str]) -> Run:
     try:
         settings = build(Pretrain, NEUTRAL | found["settings"])
         mean, std = (_triple(found[key]) for key in ("mean", "std"))
-        return Run(folder, settings, str(found["id"]), str(found["data"]), mean, std, dict(found.get("identity", {})))
+        run = Run(folder, settings, str(found["id"]), str(found["data"]), mean, std, dict(found.get("identity", {})))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a run's: {error}") from None
+    if what := changed(run.settings, run.data, run.id, run.identity):
+        raise ValueError(f"{folder / 'config.json'} was changed: {what}")
+    return run
 
 
 class InUse(ValueError):  # noqa: N818  it is a state, not always an error

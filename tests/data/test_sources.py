@@ -184,6 +184,9 @@ def test_unknown_and_unprepared():
         load("cifar11")
     with pytest.raises(DataError, match="there are shapes, cifar10, cifar100, stl10, tinyimagenet"):
         prepare("xyz")
+    store.write("photos", {"train": [(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2, np.int64))]}, ("a", "b"))
+    with pytest.raises(DataError, match="there is no data set 'photo'; did you mean 'photos'"):
+        load("photo")
     with pytest.raises(DataError, match="run: marginlens data prepare cifar10"):
         load("cifar10")
     with pytest.raises(DataError, match="does not exist"):

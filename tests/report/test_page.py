@@ -176,7 +176,8 @@ def test_unreadable_folders_are_listed_and_then_it_is_exit_2(store, call, capsys
     [
         (["--only", "tab22"], "there is no table or figure 'tab22'; did you mean 'tab2'?"),
         (["--runs", "nowhere"], "nowhere does not exist"),
-        (["--out", "file"], "cannot write file/report.html"),
+        (["--out", "file"], "cannot write file/report.html (File exists); give --out another place"),
+        (["--markdown", "file/x.md"], "cannot write file/x.md (File exists); give --markdown another place"),
     ],
 )
 def test_bad_input_is_one_line(store, call, capsys, tmp_path, words, said):

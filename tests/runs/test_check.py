@@ -84,7 +84,7 @@ WRONG = {
         ({"settings.epochs": "20"}, LATER + "its epochs is '20'"),
         ({"settings.epochs": HUGE}, LATER + "its epochs is 1000000"),
         ({"settings.epochs": 0}, LATER + "epochs is 0"),
-        ({"settings.seed": True}, LATER + "its seed is True"),
+        ({"settings.seed": True}, LATER + "seed is yes; it is not a switch"),
         ({"settings.crops": 10}, LATER + "there is no setting 'crops'"),
         ({"kind": "retrieval"}, LATER + "its kind is 'retrieval', and there are probe, transfer, knn"),
     ],

@@ -52,6 +52,7 @@ def test_a_grid_over_data_takes_each_one_s_recipe():
         (["seed=0|0"], "seed=0 and seed=0 are the same run"),
         (["tau=0.2|0.20"], "tau=0.2 and tau=0.20 are the same run"),
         (["seed=zero"], "the grid's seed=zero cannot be run"),
+        (["seed=0,1"], "unable to parse string as an integer; values have | between them"),
         (
             ["method=mocov3|simclr", "ema=0.9|0.5"],
             "the grid's method=simclr, ema=0.9 cannot be run: ema is about a teacher",

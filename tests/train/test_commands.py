@@ -3,11 +3,13 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 import marginlens as ml
 from marginlens.cli import main
 from marginlens.train import commands, embed
+from tests.data.conftest import jpeg
 from tests.train.conftest import SMALL, settings, snapshot, words
 
 
@@ -44,6 +46,35 @@ def test_from_images_to_an_accuracy(capsys, tmp_path, monkeypatch):
     assert "backbone.md" in run(capsys, "export", folder, "--out", "backbone.safetensors").out
     kinds = {(e["kind"], e["settings"]["holdout"]) for e in ml.open_run(folder).evaluations}
     assert kinds == {("probe", 0), ("probe", 8), ("knn", 0), ("transfer", 0)}
+
+
+def test_what_comes_next_is_what_the_data_allow(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        for name in "ab":
+            jpeg(tmp_path / "pets" / "train" / name / f"{i}.jpg", rng, size=(20, 24))
+    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets", "--as", "pets").out
+    assert "without labels" not in said
+    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets/train", "--as", "bare").out
+    assert "8 train without labels (they are the folders' names in train/) in" in said
+    for data, after in (("pets", r"probe (\S+) --holdout 1"), ("bare", r"embed (\S+) --data bare --out f\S+")):
+        said = run(capsys, *words(data=data, limit=0, batch=4, epochs=1, runs=tmp_path / "runs", workers=0)).out
+        line = re.search(f"^next: marginlens {after}$", said, flags=re.M)
+        assert line, said
+    run(capsys, "embed", line[1], "--data", "bare", "--out", tmp_path / "f.safetensors")
+
+
+def test_resuming_what_was_not_begun_and_learning_from_test_images_are_said(capsys, tmp_path):
+    new = "nothing was begun with these settings, so this is a new run: "
+    assert new in run(capsys, *words(runs=tmp_path, resume=True)).err
+    said = run(capsys, *words(runs=tmp_path, seed=1, split="train+test")).err
+    assert new not in said
+    assert "note: it learns from the test images" in said
+
+
+def test_a_command_is_told_from_its_options(capsys):
+    said = refused(capsys, "pretrian", "--data", "shapes")
+    assert said == "marginlens: there is no command 'pretrian'; did you mean 'marginlens pretrain'?"
 
 
 def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):

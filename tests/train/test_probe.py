@@ -21,7 +21,7 @@ from marginlens.data.views import View, make_view
 from marginlens.nets import encoder
 from marginlens.runs.store import drop_weights
 from marginlens.train import evaluate, features, feed, identity, probe, record
-from marginlens.train.knn import accuracy, vote
+from marginlens.train.knn import accuracy, diverged, vote
 from marginlens.train.progress import Display
 from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
 from marginlens.train.stop import Stopped
@@ -228,7 +228,8 @@ def test_rates_beside_are_the_probes_that_they_are(whole, tmp_path):
     kept = {one["settings"]["lr"]: one for one in other.evaluations}
     assert set(kept) == {SHORT.lr, *RATES}
     assert found["beside"] == {f"{lr:g}": kept[lr]["top1"] for lr in RATES}
-    assert {k: v for k, v in found.items() if k != "beside"} == kept[SHORT.lr]
+    assert set(found.get("beside_diverged", ())) == {f"{lr:g}" for lr in RATES if diverged(kept[lr])}
+    assert {k: v for k, v in found.items() if not k.startswith("beside")} == kept[SHORT.lr]
     for lr, one in kept.items():
         alone = ml.probe(whole, SHORT.model_copy(update={"lr": lr}), again=True, quiet=True)
         assert {name: one[name] for name in TOLD} == {name: alone[name] for name in TOLD}
@@ -268,10 +269,10 @@ def test_a_rate_that_was_lost_is_not_tried_again(whole, capsys):
 def test_a_rate_beside_that_is_too_high_is_left_out(whole, capsys):
     found = ml.probe(whole, ml.Probe(epochs=2, lr=0.14), beside=(1e38, 0.15))
     assert set(found["beside"]) == {"0.15"}
-    assert "warning: the probe's loss became nan in epoch 2; lower --lr (1e+38)" in capsys.readouterr().err
+    assert "warning: the probe's loss became nan in epoch 2; lower its learning rate (1e+38)" in capsys.readouterr().err
     assert found["lost"] == [1e38]
     for _ in range(2):  # the second time it is only looked up
-        with pytest.raises(Stopped, match="though that of one beside it was; lower --lr"):
+        with pytest.raises(Stopped, match="though that of one beside it was; lower its"):
             ml.probe(whole, ml.Probe(epochs=2, lr=1e38), beside=(0.16,), quiet=True)
     assert {0.15, 0.16} <= {one["settings"].get("lr") for one in whole.evaluations}
     with pytest.raises(ValueError, match="lr is -1"):
@@ -330,7 +331,7 @@ def test_refused(whole, line):
 
 
 def test_a_probe_that_is_not_finite_is_not_recorded(whole):
-    with pytest.raises(Stopped, match=r"the probe's loss became nan in epoch \d; lower --lr"):
+    with pytest.raises(Stopped, match=r"the probe's loss became nan in epoch \d; lower its learning rate"):
         ml.probe(whole, ml.Probe(epochs=2, lr=1e38), quiet=True)
     assert not any(found["settings"].get("lr") == 1e38 for found in whole.evaluations)
 

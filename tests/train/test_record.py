@@ -16,6 +16,7 @@ import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import atomic
 from marginlens.train import record
+from marginlens.train.identity import digits
 from tests.train.conftest import STEPS, resume, settings
 
 
@@ -226,7 +227,17 @@ def test_other_settings_in_the_same_folder_are_refused(copied, whole, tmp_path):
     """As after a record was edited by hand."""
     folder = copied.rename(tmp_path / whole.path.name)
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"id": "0000000000"}))
+    known = json.loads(path.read_text())
+    known["settings"]["lr"] = 0.7
+    path.write_text(json.dumps(known))
+    for act in (ml.open_run, ml.probe, ml.knn):  # whatever looks at it
+        with pytest.raises(ValueError, match=r"config\.json was changed: its settings are not those of its identity"):
+            act(folder)
+    known["identity"]["settings"]["lr"] = 0.7
+    path.write_text(json.dumps(known))
+    with pytest.raises(ValueError, match=r"config\.json was changed: its id is .*, and its identity's is"):
+        ml.open_run(folder)
+    path.write_text(json.dumps(known | {"id": digits(known["identity"])}))
     with pytest.raises(ValueError, match="holds a run of other settings; give --runs another folder"):
         ml.pretrain(whole.settings, runs=tmp_path, resume=True, quiet=True)
 
