@@ -98,6 +98,9 @@ def prepare_folder(
         for split, files in found.items()
     }
     for split, files in kept.items():
+        left = {label for _, label in files}
+        if lost := [name for label, name in enumerate(classes) if label not in left]:
+            raise DataError(f"{path / split}: no image of the class {lost[0]!r} can be decoded")
         if not files:
             raise DataError(f"{path}: no image of {split} can be decoded")
     own_mean, own_std = _moments([s for split, part in kept.items() if split != "test" for s, _ in part])
@@ -117,12 +120,15 @@ def prepare_folder(
 def read_folder(name: str, root: Path | None = None) -> FolderIndex:
     """The index `name`, as prepared."""
     path = (root or store.root()) / name
-    record = store.record(path, name)
+    return store.steady(path, name, lambda record: _read(path, name, record))
+
+
+def _read(path: Path, name: str, record: dict[str, Any]) -> FolderIndex:
     if record.get("kind") != KIND:
         raise DataError(f"{name} is not a folder but a data set of arrays")
     splits = {}
     for split, count in record["splits"].items():
-        files = tuple((path / f"{split}-files.txt").read_text().splitlines())
+        files = tuple((path / f"{split}-files.txt").read_bytes().decode().split("\n"))
         labels, sizes = (np.load(path / f"{split}-{kind}.npy", allow_pickle=False) for kind in ("labels", "sizes"))
         if not len(files) == len(labels) == len(sizes) == count:
             raise DataError(f"{path} is damaged: {split} should have {count} files; prepare it again")
@@ -131,10 +137,11 @@ def read_folder(name: str, root: Path | None = None) -> FolderIndex:
     return FolderIndex(name, Path(record["path"]), splits, tuple(record["classes"]), *numbers)
 
 
-def crop_file(path: Path, box: Iterable[int], size: int) -> Images:
+def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int] = ()) -> Images:
     """The crop (top, left, height, width) of an image file, size x size: decoded no larger than it needs to be.
 
-    JPEGs are decoded at 1/2, 1/4 or 1/8 where the crop still has `size` pixels a side; the box is in upright pixels.
+    `known`: the image's height and width, if it must not have others by now. JPEGs are decoded at 1/2, 1/4 or 1/8 where
+    the crop still has `size` pixels a side; the box is in upright pixels.
     """
     top, left, height, width = (int(x) for x in box)
     try:
@@ -148,6 +155,8 @@ def crop_file(path: Path, box: Iterable[int], size: int) -> Images:
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} cannot be decoded ({error})") from None
     wide, high = whole[::-1] if turn in (5, 6, 7, 8) else whole
+    if (before := tuple(known)) and before != (high, wide):
+        raise DataError(f"{path} has changed since its folder was prepared; prepare it again")
     # the decoder's last pixel may reach beyond the image, and turned or mirrored it is the first
     left += upright.width * factor - wide if turn in (2, 3, 6, 7) else 0
     top += upright.height * factor - high if turn in (3, 4, 7, 8) else 0
@@ -170,7 +179,7 @@ def _walk(path: Path) -> tuple[dict[str, list[tuple[str, int]]], tuple[str, ...]
         if not files:
             raise DataError(f"{path} has no images; {', '.join(SUFFIXES)} are read")
         return {"train": [(f, NO_LABEL) for f in files]}, ()
-    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir()))
+    classes = tuple(sorted(p.name for p in train.iterdir() if _is_class(p)))
     if len(classes) < 2:
         what = f"has one class, {classes[0]!r}" if classes else "has no class folders"
         raise DataError(f"{train} {what}; give the folder of images itself to use it without labels")
@@ -183,7 +192,7 @@ def _walk(path: Path) -> tuple[dict[str, list[tuple[str, int]]], tuple[str, ...]
 
 def _labelled(path: Path, split: str, classes: tuple[str, ...]) -> list[tuple[str, int]]:
     known = {name: i for i, name in enumerate(classes)}
-    strangers = sorted(p.name for p in (path / split).iterdir() if p.is_dir() and p.name not in known)
+    strangers = sorted(p.name for p in (path / split).iterdir() if _is_class(p) and p.name not in known)
     if strangers:
         raise DataError(f"{path / split} has a class {strangers[0]!r} that {path / 'train'} has not")
     found = []
@@ -195,10 +204,30 @@ def _labelled(path: Path, split: str, classes: tuple[str, ...]) -> list[tuple[st
     return found
 
 
+def _is_class(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
 def _images(folder: Path, root: Path) -> Iterator[str]:
-    for file in sorted(folder.rglob("*")):
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith("."):
-            yield file.relative_to(root).as_posix()
+    """Of a folder and those below, in order of their names; links are followed, what is hidden is left alone."""
+    for file in sorted(_files(folder, {folder.resolve()})):
+        name = file.relative_to(root).as_posix()
+        if "\n" in name or name != name.encode(errors="ignore").decode():
+            raise DataError(f"{str(file)!r} has a name that cannot be kept in a list of names; rename it")
+        yield name
+
+
+def _files(folder: Path, above: set[Path]) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            real = path.resolve()
+            if real in above:
+                raise DataError(f"{path} is a link to a folder that it is in; remove it")
+            yield from _files(path, above | {real})
+        elif path.suffix.lower() in SUFFIXES and path.is_file():
+            yield path
 
 
 def _look_at(path: Path, files: list[str], workers: int) -> list[_Seen]:

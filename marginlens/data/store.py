@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ FORMAT = 1
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 NO_LABEL = -1
+_TRIES, _PAUSE = 6, 0.01
+
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -99,7 +103,28 @@ def root() -> Path:
 def read(name: str, folder: Path | None = None) -> Store:
     """The store `name`, checked against what its record says of it."""
     path = (folder or root()) / name
-    facts = record(path, name)
+    return steady(path, name, lambda facts: _read(path, name, facts))
+
+
+def steady(path: Path, name: str, opened: Callable[[dict[str, Any]], T]) -> T:
+    """What is opened by a record that stays the same meanwhile: it may be prepared anew, and no file is then another's.
+
+    What fails is tried again, since files are gone for a moment when they are replaced.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            facts = record(path, name)
+            found = opened(facts)
+            if record(path, name) == facts:
+                return found
+        except (DataError, OSError):
+            if not left:
+                raise
+        time.sleep(_PAUSE)
+    raise DataError(f"{path} is replaced again and again; wait until nobody prepares {name}")
+
+
+def _read(path: Path, name: str, facts: dict[str, Any]) -> Store:
     splits = {}
     for split, shapes in facts["splits"].items():
         if not isinstance(shapes, dict):

@@ -51,7 +51,7 @@ class _Middles(Dataset[Tensor]):
         height, width = (int(side) for side in self.part.sizes[file])
         side = max(1, round(min(height, width) * self.size / self.resize))
         box = ((height - side) // 2, (width - side) // 2, side, side)
-        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size))
+        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size, (height, width)))
 
 
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
@@ -69,7 +69,8 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
         crops = []
         for number, view in enumerate(self.views, self.first):
             drawn = parameters(torch.tensor([i]), height, width, view, self.seed, epoch, number)
-            crop = torch.from_numpy(crop_file(self.index.path / part.files[i], drawn.boxes[0].tolist(), view.size))
+            box, file = drawn.boxes[0].tolist(), self.index.path / part.files[i]
+            crop = torch.from_numpy(crop_file(file, box, view.size, (height, width)))
             crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
         return i, crops
 

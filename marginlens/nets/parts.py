@@ -55,8 +55,11 @@ def count_once(backbone: nn.Module, parts: int) -> None:
     """Lets the parts of a batch move running statistics as far, together, as the whole batch would."""
     whole("bn_splits", parts)
     for norm in backbone.modules():
-        if parts > 1 and isinstance(norm, _BatchNorm) and norm.momentum is not None:
-            norm.momentum /= parts
+        if isinstance(norm, _BatchNorm) and norm.momentum is not None and (parts > 1 or hasattr(norm, "_divided")):
+            divided, before = getattr(norm, "_divided", (0.0, 0.0))
+            momentum = float(before if norm.momentum == divided else norm.momentum)  # not twice, by two methods
+            norm.momentum = momentum / parts
+            vars(norm)["_divided"] = norm.momentum, momentum
 
 
 def _last(x: Tensor) -> bool:

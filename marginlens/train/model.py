@@ -138,5 +138,5 @@ def fastest_convolutions(limit: int = 10) -> AbstractContextManager[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Draws from torch's generator of the CPU as from a new one with that seed, and leaves it as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed ^ (seed >> 32) * 0x9E3779B1 % (1 << 32))  # of which it takes 32 bits
         yield

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import marginlens as ml
+from marginlens.data import draw
 from marginlens.data.atomic import DataError
 from marginlens.data.stream import kept_workers
 from marginlens.effects import Effect, Emphasis, Margin, factors
@@ -176,7 +177,10 @@ def _idle(effect: Effect) -> bool:
 
 def _check_precision(run: Run, precision: str) -> None:
     """A run goes on in the precision it began in, or it would be another run."""
-    began = next(iter(record.lines(run.path / "environment.jsonl")), {})
+    starts = record.lines(run.path / "environment.jsonl")
+    began: dict[str, Any] = next(
+        (line for line in reversed(starts) if not line.get("step")), {}
+    )  # earlier ones left nothing behind
     if began.get("precision", precision) != precision:
         raise ValueError(
             f"{run.path} began in {began['precision']} on {began['device']}, and would go on in {precision} here; "
@@ -292,8 +296,8 @@ def _last_loss(trainer: Trainer) -> Tensor:
 
 
 def _spreads(trainer: Trainer) -> dict[str, float]:
-    """How far apart the first images lie: their features, and their embeddings, which collapse first."""
-    some = torch.arange(min(SEEN, trainer.samples))
+    """How far apart some images lie: their features, and their embeddings, which collapse first."""
+    some = draw.order(trainer.samples, 0, 0)[:SEEN].sort().values  # the first ones may be all of one class
     student = trainer.method.student
     images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
     seen = features(student["backbone"], images, trainer.precision)

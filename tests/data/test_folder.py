@@ -2,6 +2,8 @@
 
 import math
 import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from marginlens.data import folder as folders
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import crop_file, prepare_folder, read_folder
 from marginlens.data.images import decode
-from marginlens.data.stream import kept_workers, stream
+from marginlens.data.stream import kept_workers, middles, stream
 from marginlens.data.views import make_view, strong, weak
 from tests.data.conftest import jpeg
 
@@ -55,6 +57,8 @@ def test_a_folder_without_labels(tmp_path):
     jpeg(tmp_path / "photos" / "deep" / "er" / "a.JPEG", rng)
     (tmp_path / "photos" / "notes.txt").write_text("not an image")
     (tmp_path / "photos" / ".hidden.jpg").write_text("not an image")
+    jpeg(tmp_path / "photos" / ".trash" / "c.jpg", rng)
+    jpeg(tmp_path / "photos" / "deep" / ".thumbnails" / "a.jpg", rng)
     index, _ = prepare_folder(tmp_path / "photos", "photos")
     assert index.splits["train"].files == ("b.jpg", "deep/er/a.JPEG")
     assert index.splits["train"].labels.tolist() == [-1, -1]
@@ -116,6 +120,63 @@ def test_processes_find_what_one_finds(tmp_path):
     assert (one.sizes == other.sizes).all()
     with pytest.raises(ValueError, match="workers is -1"):
         prepare_folder(tmp_path / "many", "m", workers=-1)
+
+
+def test_what_is_hidden_is_no_class(tree):
+    for split in ("train", "val"):
+        jpeg(tree / split / ".ipynb_checkpoints" / "0.jpg", np.random.default_rng(0))
+    index, _ = prepare_folder(tree, "pets")
+    assert index.classes == ("cat", "dog")
+    assert len(index.splits["train"]) == 6
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path, tree):
+    (tree / "train" / "cat").rename(tmp_path / "far")
+    (tree / "train" / "cat").symlink_to(tmp_path / "far")
+    jpeg(tmp_path / "more" / "9.jpg", np.random.default_rng(0))
+    (tmp_path / "far" / "more").symlink_to(tmp_path / "more")
+    index, _ = prepare_folder(tree, "pets")
+    assert index.splits["train"].files[:4] == tuple(
+        f"train/cat/{name}" for name in ("0.jpg", "1.jpg", "2.jpg", "more/9.jpg")
+    )
+    (tmp_path / "more" / "again").symlink_to(tmp_path / "far")
+    with pytest.raises(DataError, match="again is a link to a folder that it is in; remove it"):
+        prepare_folder(tree, "pets")
+
+
+@pytest.mark.parametrize("letter", ["\u2028", "\x85", "\x0c", "\r", "\t", "é", "\u200d"])
+def test_names_come_back_as_they_were(tmp_path, letter):
+    for name in (f"a{letter}b.jpg", "ok.jpg"):
+        jpeg(tmp_path / "odd" / name, np.random.default_rng(0))
+    index, _ = prepare_folder(tmp_path / "odd", "odd")
+    assert read_folder("odd").splits["train"].files == index.splits["train"].files
+    assert f"a{letter}b.jpg" in index.splits["train"].files
+
+
+@pytest.mark.parametrize("name", [b"a\nb.jpg", b"caf\xe9.jpg"])
+def test_names_that_cannot_come_back_are_refused(tmp_path, name):
+    jpeg(tmp_path / "odd" / "ok.jpg", np.random.default_rng(0))
+    shutil.copy(tmp_path / "odd" / "ok.jpg", os.path.join(os.fsencode(tmp_path / "odd"), name))
+    with pytest.raises(DataError, match="has a name that cannot be kept in a list of names; rename it"):
+        prepare_folder(tmp_path / "odd", "odd")
+
+
+def test_a_class_of_which_nothing_is_left_is_refused(tree):
+    for file in (tree / "train" / "dog").iterdir():
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError, match="train: no image of the class 'dog' can be decoded"):
+        prepare_folder(tree, "pets", skip_bad=True)
+
+
+@pytest.mark.parametrize("size", [(20, 20), (90, 90)])
+def test_an_image_that_has_another_size_by_now_is_refused(tree, size):
+    index, _ = prepare_folder(tree, "pets")
+    jpeg(tree / "train" / "cat" / "1.jpg", np.random.default_rng(0), size=size)
+    asked = stream(index, "train", [weak(12, *PLAIN)], seed=0, epoch=0, batch=2, workers=0)
+    with pytest.raises(DataError, match=r"1\.jpg has changed since its folder was prepared; prepare it again"):
+        list(asked)
+    with pytest.raises(DataError, match=r"1\.jpg has changed since its folder was prepared; prepare it again"):
+        list(middles(index, "train", [0, 1], size=12, resize=14, batch=2, workers=0))
 
 
 def test_bad_trees(tmp_path, tree):

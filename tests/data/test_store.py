@@ -56,6 +56,33 @@ def test_a_second_writing_replaces_the_first(data_root):
     assert sorted(p.name for p in data_root.iterdir()) == ["x"]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("at", range(1, 5))
+def test_what_is_read_while_another_is_written_is_of_one_writing(monkeypatch, at, gone):
+    """Whichever of its files is opened when it is replaced, and though one is gone for a moment."""
+    kept, opened, array = write(seed=0).fingerprint, [], store._array
+
+    def replaced(path, shape):
+        opened.append(path)
+        if len(opened) == at:
+            write(seed=0)
+        if len(opened) == at + 1 and gone:
+            path.unlink()
+            try:
+                return array(path, shape)
+            finally:
+                write(seed=0)
+        return array(path, shape)
+
+    write(seed=1)
+    monkeypatch.setattr(store, "_array", replaced)
+    found = store.read("x")
+    assert found.fingerprint == kept
+    for split, count, seed in (("train", 10, 0), ("test", 4, 1)):
+        images = np.concatenate([b.images for b in batches(count, seed)])
+        assert np.array_equal(found.splits[split].images, images)
+
+
 @pytest.mark.parametrize(
     ("splits", "line"),
     [

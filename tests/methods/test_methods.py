@@ -325,6 +325,16 @@ def test_parts_are_those_of_a_split_batch_norm(parts):
     torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=0.02, atol=0.02)
 
 
+def test_one_method_after_another_divides_a_momentum_once():
+    norm = nn.BatchNorm1d(5)
+    for parts in (8, 8, 2, 1):
+        count_once(norm, parts)
+        assert norm.momentum == 0.1 / parts
+    norm.momentum = 0.3
+    count_once(norm, 4)
+    assert norm.momentum == 0.3 / 4
+
+
 @pytest.mark.parametrize(("n", "parts"), [(64, 8), (256, 8), (16, 4), (8, 2)])
 def test_two_parts_share_as_few_images_as_by_chance(n, parts):
     there = apart(torch.arange(n), parts)

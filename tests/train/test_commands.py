@@ -10,7 +10,7 @@ import marginlens as ml
 from marginlens.cli import main
 from marginlens.train import commands, embed
 from tests.data.conftest import jpeg
-from tests.train.conftest import SMALL, settings, snapshot, words
+from tests.train.conftest import SMALL, resume, settings, snapshot, words
 
 
 def run(capsys, *options):
@@ -181,6 +181,16 @@ def test_another_precision_does_not_go_on(capsys, interrupted, tmp_path):
     assert "began in bfloat16 on CPU" in line
     assert "would go on in float32 here" in line
     assert snapshot(run.path) == before
+
+
+def test_a_start_that_left_nothing_behind_has_no_precision_to_go_on_in(interrupted, whole, tmp_path):
+    """As when a run died on a GPU before its first checkpoint, and was begun again on a CPU."""
+    run = interrupted(3, runs=tmp_path)
+    path = run.path / "environment.jsonl"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps(first | {"precision": "bfloat16"}) + "\n" + path.read_text())
+    assert resume(run).complete
+    assert (run.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
 def test_a_complete_run_is_left_alone(capsys, tmp_path):

@@ -15,6 +15,7 @@ from marginlens.nets.resnet import encoder
 from marginlens.train import identity, record
 from marginlens.train.config import Pretrain, build
 from marginlens.train.identity import NEUTRAL, facts, identify, run_name
+from marginlens.train.model import seeded
 from marginlens.train.places import PretrainPlace
 from tests.train.conftest import settings
 
@@ -238,3 +239,14 @@ def test_an_effects_name_is_fit_for_a_folder():
     effect = "emphasis(s=20, c=2.5) * ratio(m1=0.4, scope='row') * attenuation(alpha=1, kind='II')"
     name = run_name(fixed(effect=effect), DATA)
     assert re.fullmatch(r"mocov3-shapes-tiny-[\w.-]{1,40}-seed0-[0-9a-f]{10}", name)
+
+
+def test_seeds_have_weights_of_their_own():
+    """Though torch takes 32 of their 63 bits."""
+    found = []
+    for seed in (0, 1, 1 << 32, 5 << 32, (5 << 32) + 1, (1 << 63) - 1):
+        with seeded(seed):
+            found.append(tuple(torch.rand(4).tolist()))
+    assert len(set(found)) == len(found)
+    with seeded(7):
+        assert torch.equal(torch.rand(4), torch.rand(4, generator=torch.Generator().manual_seed(7)))
