@@ -17,6 +17,7 @@ from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number,
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, odd
 from marginlens.sweep.cells import worth
+from marginlens.train.config import Pretrain
 from marginlens.train.identity import NEUTRAL_EVALUATION
 from marginlens.train.knn import diverged
 from marginlens.train.probe import lost_rates
@@ -121,7 +122,7 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
     """A line goes over the rates of all its seeds: with fewer at some, a step between seeds would look like one of
     rates. An effect is at the same place in all panels, as far as there are colours."""
     found: dict[tuple[str, str], dict[str, list[Point]]] = {}
-    for group in sorted(groups, key=lambda group: group[0][0].settings.effect != "plain"):
+    for group in sorted(groups, key=lambda group: _far(group[0][0].settings)):
         first, probes = group[0]
         chosen, besides = first.settings, apart(first.settings)
         of = _measured(probes), f"{chosen.method} {chosen.data}, {chosen.epochs} epochs"
@@ -138,6 +139,11 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
     places = everywhere if len(everywhere) <= LINES else {}
     return [logarithmic(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)]
+
+
+def _far(settings: Pretrain) -> tuple[bool, bool]:
+    """How far from the base line: plain by the recipe comes first, then plain otherwise."""
+    return settings.effect != "plain", settings.effect == "plain" and bool(apart(settings))
 
 
 def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:

@@ -177,6 +177,14 @@ def test_a_line_for_each_effect_over_the_rates(store):
     assert set(re.findall(r'href="#([^"]+)"', rates_figure(read(store)))) == keys
 
 
+def test_plain_by_the_recipe_comes_first(tmp_path):
+    for more in ({"method": "byol", "last_bn": True}, {"method": "byol"}, {"effect": "ratio(m1=0.4)"}, {}):
+        rates(write_run(tmp_path, data="cifar100", probe=60.0, **more), {10.0: 61.0})
+    found = {on: lines for (_, on), (lines, _) in drawn(tmp_path).items()}
+    assert found["byol cifar100, 200 epochs"] == ["plain", "plain, last_bn=yes"]
+    assert found["mocov3 cifar100, 200 epochs"] == ["plain", "ratio(m1=0.4)"]
+
+
 def test_a_line_goes_over_the_rates_of_all_its_seeds(store):
     """A point of one seed beside the means of two would show the seed for the rate; the table has it, and says so."""
     rates(next(store.glob("*plain-seed0*")), {30.0: 90.0})
