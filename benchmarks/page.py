@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 HEAD = """# Benchmarks
 
-Written by `python benchmarks/page.py` from `results/`. Each table was measured in one run, contestants taking turns, so
+Written by `python benchmarks/page.py` from `results/`. Each table was measured in one run (rows with a star in another), contestants taking turns, so
 read the ratios: absolute times move by tens of per cent from run to run on a shared machine.
 """
 
@@ -29,7 +29,7 @@ pytorch-metric-learning is run up to 256 pairs: its memory is cubic.
 
 LOSS_TAIL = """
 `chunked` is what `impl="auto"` picks. Targets: at N = 1,024 not slower than `F.cross_entropy` ({at_1024}), and under a
-tenth of its memory at N = 8,192 ({at_8192}). At N = 256 it is slower by about a millisecond, the fixed cost of its
+tenth of its memory at N = 8,192 ({at_8192}). At N = 256 it is slower by 1 to 2 ms, the fixed cost of its
 many small operations. `reference` is the oracle that the tests compare with: it builds the whole matrix, and is not
 meant to be fast.
 """
@@ -152,10 +152,15 @@ def left_out(rows):
     """What was left out and why, a line per reason."""
     reasons = {}
     for row in rows:
-        where = ", ".join(str(row[key]) for key in ("layout", "dtype", "n", "view", "batch") if key in row)
+        where = ", ".join(
+            str(row[key]) for key in ("layout", "dtype", "n", "view", "batch", "stem", "workers") if key in row
+        )
         who = row.get("loss") or row.get("who")
         reasons.setdefault((who, row["why"]), []).append(where)
-    lines = [f"- {who}: {why} ({'; '.join(places)})" for (who, why), places in reasons.items()]
+    lines = [
+        f"- {who}: {why}{f' ({places})' if (places := '; '.join(filter(None, where))) else ''}"
+        for (who, why), where in reasons.items()
+    ]
     return "\nLeft out:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -194,7 +199,7 @@ def loss_gpu_page():
     rows.sort(key=lambda row: (LAYOUTS.index(row["layout"]), row["dtype"], row["n"]))
     text += table(rows, columns | {"error": ("gradient_error", ".0e")})
     if any(row.get("earlier") for row in content["rows"]):
-        text += "\n\\* from an earlier run, before an eager call of ours cost the host half as much.\n"
+        text += "\n\\* from an earlier run, when an eager call of ours still cost the host twice as much.\n"
     has = any(row["loss"] == "torch linear_cross_entropy" for row in content["rows"])
     linear = "is in its chunked form" if has else f"is not in torch {facts['torch']}"
     text += LOSS_GPU_TAIL.format(cut=facts["cut-cross-entropy"], lightly=facts["lightly"], linear=linear)

@@ -44,7 +44,7 @@ from marginlens.train.stop import Asked, Stopped, disk, memory, signals
 from marginlens.train.trainer import Trainer, causes, check_data, load, look, state
 
 COLLAPSED = 0.05
-"""A spread below this is warned about. Seen: 0.09 and more before training, 0.6 and more after, 0.02 in a collapse."""
+"""A spread below this is warned about. Seen: 0.09 and more before training, 0.4 and more after, 0.02 in a collapse."""
 
 SEEN = 256
 """Images whose spread is looked at."""
