@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 HEAD = """# Benchmarks
 
 Written by `python benchmarks/page.py` from `results/`. Each table was measured in one run (rows with a
-star in another), contestants taking turns, so read the ratios: absolute times move by tens of per cent from run to run on a shared machine.
+star in another), contestants taking turns, so read the ratios: absolute times move by tens of per cent from run to run
+on a shared machine.
 """
 
 LOSS = """

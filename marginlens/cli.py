@@ -74,7 +74,9 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
             if left and not left[0].startswith("-") and any(other.startswith(f"{name} ") for other in COMMANDS):
                 break  # `runs` takes options only: a word after it is a command that there is not
             return name, left
-    spoken = list(takewhile(lambda word: not word.startswith("-"), words))  # what follows may be an option's value
+    spoken = _spoken(words)
+    if words and not spoken and words[0] not in ("-h", "--help", "--version"):
+        raise ValueError(f"there is no option {words[0]} before a command; marginlens --help lists the commands")
     if any(name.split()[: len(spoken)] == spoken for name in COMMANDS):
         return "", []
     close = get_close_matches(" ".join(spoken[:2]), COMMANDS, n=1, cutoff=0.5)
@@ -82,12 +84,17 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     raise ValueError(f"there is no command {' '.join(spoken[:2])!r}; {hint}")
 
 
+def _spoken(words: list[str]) -> list[str]:
+    """The words before the first option, of which those that follow may be the value."""
+    return list(takewhile(lambda word: not word.startswith("-"), words))
+
+
 def _overview(words: list[str]) -> str:
     if "--version" in words:
         from marginlens import __version__
 
         return f"marginlens {__version__}"
-    asked = [w for w in words if not w.startswith("-")]
+    asked = _spoken(words)
     lines = ["Contrastive representation learning, seen through margins.", "", "commands (each with --help):"]
     chosen = [name for name in COMMANDS if name.split()[: len(asked)] == asked]
     lines += [f"  marginlens {name:14} {_function(name).__doc__.strip().splitlines()[0]}" for name in chosen]

@@ -128,8 +128,11 @@ def _read(path: Path, name: str, record: dict[str, Any]) -> FolderIndex:
         raise DataError(f"{name} is not a folder but a data set of arrays")
     splits = {}
     for split, count in record["splits"].items():
-        files = tuple((path / f"{split}-files.txt").read_bytes().decode().split("\n"))
-        labels, sizes = (np.load(path / f"{split}-{kind}.npy", allow_pickle=False) for kind in ("labels", "sizes"))
+        try:
+            files = tuple((path / f"{split}-files.txt").read_bytes().decode().split("\n"))
+            labels, sizes = (np.load(path / f"{split}-{kind}.npy", allow_pickle=False) for kind in ("labels", "sizes"))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read ({error}); prepare it again") from None
         if not len(files) == len(labels) == len(sizes) == count:
             raise DataError(f"{path} is damaged: {split} should have {count} files; prepare it again")
         splits[split] = FileSplit(files, labels, sizes)
@@ -146,6 +149,8 @@ def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int] = 
     top, left, height, width = (int(x) for x in box)
     try:
         with Image.open(path) as image:
+            if image.format != "JPEG":
+                image.load()  # a TIFF is turned only then
             turn, whole = image.getexif().get(ExifTags.Base.Orientation), image.size
             factor = shrunk(image, min(height, width) / size)
             image.load()
@@ -218,7 +223,11 @@ def _images(folder: Path, root: Path) -> Iterator[str]:
 
 
 def _files(folder: Path, above: set[Path]) -> Iterator[Path]:
-    for path in folder.iterdir():
+    try:
+        inside = list(folder.iterdir())
+    except PermissionError:  # a disk's lost+found, say
+        inside = []
+    for path in inside:
         if path.name.startswith("."):
             continue
         if path.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from marginlens.data import store
@@ -25,7 +26,7 @@ def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
     if not store.exists(name, folder):
         if name not in SOURCES:
-            raise DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *store.names(folder)])}")
+            raise _unknown(name, folder)
         return store.read(name, folder) if source(name).url else prepare(name, folder=folder)
     if name in SOURCES and _version(name, folder) != SOURCES[name].version:
         if not SOURCES[name].url:
@@ -43,9 +44,20 @@ def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
     """Whatever was prepared under that name: a store of arrays, or the index of a folder of images."""
     if not name or name.startswith(".") or "/" in name:
         raise DataError(f"{name!r} is not the name of a data set; run: marginlens data prepare folder --from PATH")
-    if store.exists(name, folder) and store.record((folder or store.root()) / name, name).get("kind") == KIND:
-        return read_folder(name, folder)
-    return load(name, folder)
+    if name in SOURCES:
+        return load(name, folder)
+    if not store.exists(name, folder):
+        time.sleep(0.05)  # it may be prepared anew, and be gone for a moment
+        if not store.exists(name, folder):
+            raise _unknown(name, folder)
+    path = (folder or store.root()) / name
+    kind = store.steady(path, name, lambda facts: facts.get("kind"))
+    return read_folder(name, folder) if kind == KIND else store.read(name, folder)
+
+
+def _unknown(name: str, folder: Path | None) -> DataError:
+    others = [other for other in store.names(folder) if other != name]
+    return DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *others])}")
 
 
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:

@@ -117,7 +117,7 @@ def steady(path: Path, name: str, opened: Callable[[dict[str, Any]], T]) -> T:
             found = opened(facts)
             if record(path, name) == facts:
                 return found
-        except (DataError, OSError):
+        except DataError:
             if not left:
                 raise
         time.sleep(_PAUSE)

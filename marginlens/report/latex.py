@@ -123,4 +123,4 @@ def _escape(text: str) -> str:
     """What LaTeX sets as it is written; a letter that plain LaTeX has no glyph for becomes a question mark."""
     flat = text.replace("->", "\0")
     made = "".join(_LETTERS.get(c, c if c == "\0" or 32 <= ord(c) < 127 or c in _ACCENTED else "?") for c in flat)
-    return made.replace("\0", "$\\to$").replace("--", "-{}-")
+    return re.sub("-(?=-)", "-{}", made.replace("\0", "$\\to$"))

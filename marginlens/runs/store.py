@@ -21,7 +21,7 @@ from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files,
 from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
 from marginlens.train.identity import NEUTRAL_EVALUATION, identify
-from marginlens.train.record import Run
+from marginlens.train.record import EVALUATION_FILES, Run
 from marginlens.train.stop import Stopped
 
 __all__ = [
@@ -185,7 +185,7 @@ def unbegun(path: Path) -> bool:
 def _linked(run: Path) -> Path | None:
     """A record that is a link, which copies leave out."""
     inside = [run / name for name in (*RECORDS, "evaluations")]
-    inside += (run / "evaluations").glob("*.json")
+    inside += (run / "evaluations").glob(EVALUATION_FILES)
     return next((path for path in inside if path.is_symlink()), None)
 
 

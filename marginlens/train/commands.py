@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +14,7 @@ from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
+from marginlens.train.identity import run_name
 from marginlens.train.knn import diverged
 from marginlens.train.options import options, perform
 from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
@@ -49,6 +51,9 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
     """
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
+        folder = Path(place.runs).expanduser() / run_name(chosen, open_data(chosen.data).fingerprint)
+        if place.resume and not folder.exists():
+            print(f"nothing was begun with these settings, so this is a new run: {folder}", file=sys.stderr)
         run = training.pretrain(chosen, **place.model_dump())
         return {"run": str(run.path), **run.result}
 
@@ -62,7 +67,10 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
 def _next(run: str) -> str:
     """What can be done with a run of such data: what has no labels cannot be probed, nor tested without test images."""
-    data = open_data(open_run(run).settings.data)
+    try:
+        data = open_data(open_run(run).settings.data)
+    except ValueError:  # gone since
+        return f"probe {run}"
     if not data.classes:
         return f"embed {run} --data {data.name} --out features.safetensors"
     return (

@@ -7,7 +7,7 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -88,10 +88,12 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _switches(cls, given: Any) -> Any:
-        """YAML reads `seed: yes` as true, which Python would take for 1."""
+        """YAML reads `seed: yes` as true, which Python would take for 1, and `amp: off` as false."""
         for name, value in given.items() if isinstance(given, Mapping) else ():
             field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+            if value is False and field is not None and "off" in get_args(field.annotation):
+                given = {**given, name: "off"}
+            elif isinstance(value, bool) and field is not None and field.annotation is not bool:
                 raise ValueError(f"{name} is {'yes' if value else 'no'}; it is not a switch: give its value")
         return given
 

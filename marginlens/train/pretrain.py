@@ -152,8 +152,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             if done := len(run.metrics):
                 kept = f"{done} of {trainer.settings.epochs} epochs of records and no weights to go on from"
                 display.say(f"{run.path} has {kept}: it begins again")
-            new = "nothing was begun with these settings, so this is a new run: " if resume and not done else ""
-            display.say(f"{new}{run.path}: {trainer.total} steps of {trainer.settings.batch}")
+            display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little of others")
         record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)

@@ -144,6 +144,33 @@ def test_links_are_followed_but_not_in_circles(tmp_path, tree):
         prepare_folder(tree, "pets")
 
 
+def test_a_folder_that_may_not_be_read_is_left_out(tmp_path, monkeypatch):
+    for name in ("ok.jpg", "lost+found/a.jpg"):
+        jpeg(tmp_path / "disk" / name, np.random.default_rng(0))
+    look = folders.Path.iterdir
+
+    def refuse(path):
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(folders.Path, "iterdir", refuse)
+    assert prepare_folder(tmp_path / "disk", "disk")[0].splits["train"].files == ("ok.jpg",)
+
+
+@pytest.mark.parametrize("turn", [1, 6, 8])
+def test_a_tiff_by_another_name_is_upright(tmp_path, turn):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    (tmp_path / "odd").mkdir()
+    image.save(tmp_path / "odd" / "a.jpg", format="TIFF", tiffinfo={274: turn})
+    index, _ = prepare_folder(tmp_path / "odd", "odd")
+    height, width = index.splits["train"].sizes[0].tolist()
+    whole = decode(tmp_path / "odd" / "a.jpg", "a")
+    assert whole.shape[1:] == (height, width)
+    crop = crop_file(tmp_path / "odd" / "a.jpg", (3, 4, 8, 8), 8, (height, width))
+    assert np.array_equal(crop, whole[:, 3:11, 4:12])
+
+
 @pytest.mark.parametrize("letter", ["\u2028", "\x85", "\x0c", "\r", "\t", "é", "\u200d"])
 def test_names_come_back_as_they_were(tmp_path, letter):
     for name in (f"a{letter}b.jpg", "ok.jpg"):

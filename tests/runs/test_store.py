@@ -518,6 +518,9 @@ def test_a_record_that_is_a_link_is_not_left_behind(store, tmp_path):
         shutil.rmtree(path)
         (tmp_path / "far").unlink() if name != "evaluations" else None
     assert not (tmp_path / "home").exists()
+    path = put(store, probe=80.0)
+    (path / "evaluations" / ".#probe.json").symlink_to("an editor's lock")
+    assert add(path, tmp_path / "home", path.name).exists()
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "itself", "folder"])

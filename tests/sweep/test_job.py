@@ -40,6 +40,15 @@ def test_a_run_is_held_between_the_parts_of_its_job(parts, tmp_path):
     assert (found.state, found.weights) == ("complete", False)
 
 
+def test_a_job_is_done_though_its_weights_stay(parts, tmp_path, monkeypatch, capsys):
+    def refuse(run):
+        raise ValueError(f"{run.path} is left as it is: it cannot be removed (Permission denied)")
+
+    monkeypatch.setattr(jobs, "drop_weights", refuse)
+    assert examine(jobs.perform(parts[0], tmp_path, records_only=True)).state == "complete"
+    assert "its weights stay: " in capsys.readouterr().err
+
+
 def test_each_part_is_told_its_rates(parts, tmp_path, monkeypatch):
     told = []
     for kind in ("probe", "transfer"):

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 import marginlens as ml
 from marginlens.cli import main
+from marginlens.data import store
 from marginlens.train import commands, embed
 from tests.data.conftest import jpeg
 from tests.train.conftest import SMALL, resume, settings, snapshot, words
@@ -62,11 +64,14 @@ def test_what_comes_next_is_what_the_data_allow(capsys, tmp_path):
         line = re.search(f"^next: marginlens {after}$", said, flags=re.M)
         assert line, said
     run(capsys, "embed", line[1], "--data", "bare", "--out", tmp_path / "f.safetensors")
+    shutil.rmtree(store.root() / "bare")
+    assert commands._next(line[1]) == f"probe {line[1]}"
 
 
 def test_resuming_what_was_not_begun_and_learning_from_test_images_are_said(capsys, tmp_path):
     new = "nothing was begun with these settings, so this is a new run: "
     assert new in run(capsys, *words(runs=tmp_path, resume=True)).err
+    assert new not in run(capsys, *words(runs=tmp_path, resume=True)).err
     said = run(capsys, *words(runs=tmp_path, seed=1, split="train+test")).err
     assert new not in said
     assert "note: it learns from the test images" in said
@@ -75,6 +80,9 @@ def test_resuming_what_was_not_begun_and_learning_from_test_images_are_said(caps
 def test_a_command_is_told_from_its_options(capsys):
     said = refused(capsys, "pretrian", "--data", "shapes")
     assert said == "marginlens: there is no command 'pretrian'; did you mean 'marginlens pretrain'?"
+    assert "there is no option --bogus before a command" in refused(capsys, "--bogus", "pretrain")
+    assert "marginlens data list" in run(capsys, "data", "--help").out
+    assert "marginlens pretrain" in run(capsys, "--help").out
 
 
 def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):

@@ -82,6 +82,7 @@ REFUSED = {
     "seed is -1": {"seed": -1},
     "seed is yes; it is not a switch: give its value": {"seed": True},
     "effect is no; it is not a switch": {"effect": False},
+    "amp is yes; it is not a switch": {"amp": True},
     "size is 4; it must be greater than or equal to 8": {"size": 4},
     "warmup is 3 of 3 epochs; it must be shorter": {"epochs": 3, "warmup": 3},
     "crop_scale is 0.8 0.2; it must be two numbers in (0, 1], the smaller first": {"crop_scale": (0.8, 0.2)},
@@ -164,3 +165,7 @@ def test_files_that_cannot_be_read(tmp_path, line):
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read"):
         settle((Pretrain,), str(tmp_path / "nowhere.yaml"), {})
+
+
+def test_off_is_off_though_yaml_takes_it_for_no():
+    assert build(Pretrain, {"amp": False}).amp == "off"
