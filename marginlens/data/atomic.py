@@ -70,6 +70,16 @@ def put(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Around the writing of a file, whose folder is made: what the disk refuses is one line that names the option."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror or error}); give {option} another place") from None
+
+
 def unique() -> str:
     """For a name that nobody else has: the process, and eight digits."""
     return f"{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from marginlens.data.atomic import DataError
+from marginlens.data.atomic import writing
 from marginlens.data.store import Images
 from marginlens.data.views import View, make_view
 
@@ -34,11 +34,8 @@ def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, hea
             tile = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
             large = tile.resize((zoom * tile.width, zoom * tile.height), Image.Resampling.NEAREST)
             sheet.paste(large, (_LABEL + x * width, top + y * height))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path, "--out"):
         sheet.save(path, "PNG")
-    except OSError as error:
-        raise DataError(f"cannot write {path} ({error.strerror or error}); give --out another place") from None
 
 
 def save_views(

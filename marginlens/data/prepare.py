@@ -26,8 +26,9 @@ def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
     if not store.exists(name, folder):
         if name not in SOURCES:
-            raise _unknown(name, folder)
-        return store.read(name, folder) if source(name).url else prepare(name, folder=folder)
+            others = [other for other in store.names(folder) if other != name]
+            raise DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *others])}")
+        return store.read(name, folder) if SOURCES[name].url else prepare(name, folder=folder)
     if name in SOURCES and _version(name, folder) != SOURCES[name].version:
         if not SOURCES[name].url:
             return prepare(name, folder=folder)
@@ -44,20 +45,13 @@ def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
     """Whatever was prepared under that name: a store of arrays, or the index of a folder of images."""
     if not name or name.startswith(".") or "/" in name:
         raise DataError(f"{name!r} is not the name of a data set; run: marginlens data prepare folder --from PATH")
-    if name in SOURCES:
-        return load(name, folder)
-    if not store.exists(name, folder):
+    if name not in SOURCES and not store.exists(name, folder):
         time.sleep(0.05)  # it may be prepared anew, and be gone for a moment
-        if not store.exists(name, folder):
-            raise _unknown(name, folder)
-    path = (folder or store.root()) / name
-    kind = store.steady(path, name, lambda facts: facts.get("kind"))
-    return read_folder(name, folder) if kind == KIND else store.read(name, folder)
-
-
-def _unknown(name: str, folder: Path | None) -> DataError:
-    others = [other for other in store.names(folder) if other != name]
-    return DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *others])}")
+    if name not in SOURCES and store.exists(name, folder):
+        kind = store.steady((folder or store.root()) / name, name, lambda facts: facts.get("kind"))
+        if kind == KIND:
+            return read_folder(name, folder)
+    return load(name, folder)
 
 
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:

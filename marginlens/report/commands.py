@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import put
+from marginlens.data.atomic import put, writing
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
 from marginlens.report.gather import Gathered, Line, gather
@@ -137,8 +137,5 @@ def _tables(patterns: Sequence[str]) -> list[str]:
 
 def _put(path: Path, text: str, option: str) -> None:
     """Writes a file aside and renames it; `option` is what named its place."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path, option):
         put(path, text.encode())
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}); give {option} another place") from None

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marginlens.runs.store import Entry, drop_weights, evaluation, examine, lookup
-from marginlens.runs.texts import amount, label
+from marginlens.runs.texts import DIVERGED, amount, label
 from marginlens.sweep import cluster, local
 from marginlens.sweep.child import Outcome
 from marginlens.sweep.estimate import Estimator, spoken
@@ -151,7 +151,7 @@ def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) 
             work.estimator.finished(step, entry, outcome.seconds)
         run = entry.run
         made = [evaluation(run, e.kind, e.data, e.settings, entry.evaluations) for e in step.missing] if run else []
-        top = [f"{label(e)} {e['top1']:.2f} %{' (diverged)' * diverged(e)}" for e in made if e is not None]
+        top = [f"{label(e)} {e['top1']:.2f} %{DIVERGED * diverged(e)}" for e in made if e is not None]
         how = outcome.line or f"in {spoken(outcome.seconds)}"
         say(f"[{step.number}] done {how}: {', '.join(top) or entry.name}")
         return

@@ -51,9 +51,10 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
     """
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
-        folder = Path(place.runs).expanduser() / run_name(chosen, open_data(chosen.data).fingerprint)
-        if place.resume and not folder.exists():
-            print(f"nothing was begun with these settings, so this is a new run: {folder}", file=sys.stderr)
+        if place.resume:
+            folder = Path(place.runs).expanduser() / run_name(chosen, open_data(chosen.data).fingerprint)
+            if not folder.exists():
+                print(f"nothing was begun with these settings, so this is a new run: {folder}", file=sys.stderr)
         run = training.pretrain(chosen, **place.model_dump())
         return {"run": str(run.path), **run.result}
 

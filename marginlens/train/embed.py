@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from marginlens.data.atomic import DataError, put
+from marginlens.data.atomic import DataError, put, writing
 from marginlens.data.folder import prepare_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
@@ -173,21 +173,11 @@ def _free(out: str | Path, beside: str) -> Path:
     for file in (path, path.with_suffix(beside)):
         if file.exists():
             raise ValueError(f"{file} is there already; remove it, or give --out another name")
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            return path
+    with writing(path, "--out"), tempfile.TemporaryFile(dir=path.parent):
+        return path
 
 
 def _write(path: Path, content: bytes) -> None:
     """A file that is there whole or not at all."""
-    with _writing(path):
+    with writing(path, "--out"):
         put(path, content)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}); give --out another place") from None

@@ -36,7 +36,7 @@ def make_method(settings: Pretrain) -> MoCoV3 | SimCLR | BYOL:
 
 
 def placed(module: M, device: torch.device) -> M:
-    """The module on the device, its convolutions channels-last: much faster, on a CPU and more so on a GPU."""
+    """The module on the device, its convolutions channels-last, the faster layout on a CPU and on a GPU."""
     module.to(device)
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -294,9 +295,15 @@ def _last_loss(trainer: Trainer) -> Tensor:
     return trainer.losses[(trainer.step - 1) % trainer.per_epoch]
 
 
+@lru_cache(maxsize=1)
+def _some(samples: int) -> Tensor:
+    """Samples from all over: the first ones may be of one class. Drawn once, since all must be sorted for it."""
+    return draw.order(samples, 0, 0)[:SEEN].sort().values
+
+
 def _spreads(trainer: Trainer) -> dict[str, float]:
     """How far apart some images lie: their features, and their embeddings, which collapse first."""
-    some = draw.order(trainer.samples, 0, 0)[:SEEN].sort().values  # the first ones may be all of one class
+    some = _some(trainer.samples)
     student = trainer.method.student
     images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)
     seen = features(student["backbone"], images, trainer.precision)
