@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marginlens.methods import METHODS
 from marginlens.report.figures import LINES, Panel, Point, logarithmic, panels, picture
 from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
@@ -121,11 +122,11 @@ def rates_picture(gathered: Gathered) -> str:
 def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
     """A line goes over the rates of all its seeds: with fewer at some, a step between seeds would look like one of
     rates. An effect is at the same place in all panels, as far as there are colours."""
-    found: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    found: dict[tuple[int, str, str, int], dict[str, list[Point]]] = {}
     for group in sorted(groups, key=lambda group: _far(group[0][0].settings)):
         first, probes = group[0]
         chosen, besides = first.settings, apart(first.settings)
-        of = _measured(probes), f"{chosen.method} {chosen.data}, {chosen.epochs} epochs"
+        of = list(METHODS).index(chosen.method), chosen.data, _measured(probes), chosen.epochs
         effect = f"{chosen.effect}, {besides}" if besides else chosen.effect
         named, names = effect, found.setdefault(of, {})
         while effect in names:  # as far as settings tell; the data's content or the numerics are others
@@ -135,10 +136,16 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
             tops = [float(one["top1"]) for one in _at(group, rate)]
             said, lost = f"{effect}, lr {rate:g}: {_mean(group, rate).text}", any(map(diverged, _at(group, rate)))
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key, lost))
-    label = "the layer's learning rate"
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
     places = everywhere if len(everywhere) <= LINES else {}
-    return [logarithmic(name, f"{label} ({on})", places | found[name, on]) for name, on in sorted(found)]
+    return [
+        logarithmic(
+            f"{list(METHODS)[method]} {data}: {measured}",
+            f"the layer's learning rate ({epochs} epochs of pre-training)",
+            places | found[method, data, measured, epochs],
+        )
+        for method, data, measured, epochs in sorted(found)
+    ]
 
 
 def _far(settings: Pretrain) -> tuple[bool, bool]:

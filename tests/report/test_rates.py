@@ -151,20 +151,19 @@ def test_the_recipes_rate_may_be_the_best(tmp_path):
 
 
 def drawn(store):
-    """Of each panel, by its name and what it learned from: its lines in their order, and what its points say."""
+    """Of each panel, by its name and the length of pre-training: its lines in their order, what its points say."""
     found = {}
     for made in rates_figure(read(store)).split('<figure class="panel">')[1:]:
-        on = re.search(r"learning rate \(([^<>]*)\)</text>", made)[1]
+        on = re.search(r"learning rate \(([^<>]*) of pre-training\)</text>", made)[1]
         lines = re.findall(r'<i class="k\d"></i>(.*?)</span>', made)
         found[re.search(r'class="name"[^>]*>(.*?)<', made)[1], on] = lines, re.findall("<title>(.*?)</title>", made)
     return found
 
 
 def test_a_line_for_each_effect_over_the_rates(store):
-    on = "mocov3 cifar100, 200 epochs"
-    found = drawn(store)
-    assert set(found) == {("probe cifar100", on), ("transfer cifar10", on)}
-    lines, points = found["probe cifar100", on]
+    found, of = drawn(store), ("mocov3 cifar100: probe cifar100", "200 epochs")
+    assert set(found) == {of, ("mocov3 cifar100: transfer cifar10", "200 epochs")}
+    lines, points = found[of]
     assert lines == ["plain", "emphasis(s=7), bn_splits=8"]
     assert points == [
         "plain, lr 0.1: 40.50 ± 0.71",
@@ -178,23 +177,27 @@ def test_a_line_for_each_effect_over_the_rates(store):
 
 
 def test_plain_by_the_recipe_comes_first(tmp_path):
+    """And MoCo v3 before the other methods."""
     for more in ({"method": "byol", "last_bn": True}, {"method": "byol"}, {"effect": "ratio(m1=0.4)"}, {}):
         rates(write_run(tmp_path, data="cifar100", probe=60.0, **more), {10.0: 61.0})
-    found = {on: lines for (_, on), (lines, _) in drawn(tmp_path).items()}
-    assert found["byol cifar100, 200 epochs"] == ["plain", "plain, last_bn=yes"]
-    assert found["mocov3 cifar100, 200 epochs"] == ["plain", "ratio(m1=0.4)"]
+    assert [(name.split()[0], lines) for (name, _), (lines, _) in drawn(tmp_path).items()] == [
+        ("mocov3", ["plain", "ratio(m1=0.4)"]),
+        ("byol", ["plain", "plain, last_bn=yes"]),
+    ]
 
 
 def test_a_line_goes_over_the_rates_of_all_its_seeds(store):
     """A point of one seed beside the means of two would show the seed for the rate; the table has it, and says so."""
     rates(next(store.glob("*plain-seed0*")), {30.0: 90.0})
-    of = "probe cifar100", "mocov3 cifar100, 200 epochs"
+    of = "mocov3 cifar100: probe cifar100", "200 epochs"
     assert [said.split(":")[0] for said in drawn(store)[of][1][:3]] == [
         f"plain, lr {rate}" for rate in ("0.1", "1", "10")
     ]
     assert len(drawn(store)[of][1]) == 5
     row = next(
-        row for row in texts(rates_grid(read(store))) if row["evaluation"] == of[0] and "plain" in row["pre-training"]
+        row
+        for row in texts(rates_grid(read(store)))
+        if row["evaluation"] == "probe cifar100" and "plain" in row["pre-training"]
     )
     assert row["lr 30"] == "90.00 (1 of 2 seeds)"
 
@@ -274,7 +277,8 @@ def test_a_picture_stands_by_itself(store):
     made = rates_picture(read(store))
     root = ElementTree.fromstring(made)
     texts = ["".join(node.itertext()) for node in root.findall(".//{*}text")]
-    assert [text for text in texts if text.startswith(("probe", "transfer"))] == ["probe cifar100", "transfer cifar10"]
+    names = [text for text in texts if text.startswith("mocov3")]
+    assert names == ["mocov3 cifar100: probe cifar100", "mocov3 cifar100: transfer cifar10"]
     assert texts[-2:] == ["plain", "emphasis(s=7), bn_splits=8"]
     shown = [node.text for node in root.findall(".//{*}title")]
     assert sorted(shown) == sorted(
