@@ -18,6 +18,7 @@ from marginlens.report.grids import number
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
+TITLE = 7.8  # px of a letter in a panel's name, about
 CLOSE = 26
 """Labels of an axis that would lie nearer than this are left out, in pixels."""
 
@@ -183,7 +184,7 @@ def _up(values: Sequence[float]) -> tuple[Scale, list[float]]:
 
 
 def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks: Sequence[float]) -> str:
-    parts = [f'<text class="name" x="{LEFT}" y="16">{html.escape(name)}</text>']
+    parts = [_title(name)]
     for y in ticks:
         at = up(y)
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
@@ -200,6 +201,14 @@ def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks
     middle = (LEFT + WIDTH - RIGHT) / 2
     said = f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 8}">{html.escape(label)}</text>'
     return "".join(parts) + said
+
+
+def _title(name: str) -> str:
+    """Over the axes where it has room there, else over the whole panel, squeezed where it must be."""
+    wide, whole = TITLE * len(name), WIDTH - 8
+    x = LEFT if wide <= WIDTH - LEFT else 4
+    squeezed = f' textLength="{whole}" lengthAdjust="spacingAndGlyphs"' if wide > whole else ""
+    return f'<text class="name" x="{x}" y="16"{squeezed}>{html.escape(name)}</text>'
 
 
 def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Scale) -> str:

@@ -6,10 +6,11 @@ import time
 import pytest
 
 from marginlens.paper import TABLES
+from marginlens.report.figures import WIDTH
 from marginlens.report.gather import gather
 from marginlens.report.page import page
 from marginlens.runs.store import scan
-from tests.report.folders import write_run
+from tests.report.folders import CONTENT, evaluate, write_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -173,6 +174,20 @@ def test_the_page_is_as_wide_as_the_window(shown, width):
         assert shown.execute_script("return document.documentElement.scrollWidth") <= width
     finally:
         shown.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("odd", [{"holdout": 10000}, {"holdout": 10000, "epochs": 40, "momentum": 0.5, "batch": 1024}])
+def test_a_panels_name_stays_inside_it(browser, tmp_path, odd):
+    path = write_run(tmp_path / "runs", data="cifar100")
+    for rate in (1.0, 10.0):
+        evaluate(path, "probe", "cifar100", CONTENT["cifar100"], 60.0, {"lr": rate, **odd})
+    show(browser, tmp_path, scan(tmp_path / "runs"))
+    script = """return Array.from(document.querySelectorAll("figure.panel svg .name")).map(name => {
+        const box = name.getBBox(); return [name.textContent, box.x, box.x + box.width]})"""
+    names = {name: reach for name, *reach in browser.execute_script(script) if "probe" in name}
+    assert len(names) == 1
+    for left, right in names.values():
+        assert 0 <= left < right <= WIDTH
 
 
 def test_no_runs(browser, tmp_path):
