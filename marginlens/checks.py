@@ -87,7 +87,7 @@ def parameters(effect: Effect, q: Tensor, check: bool) -> None:
         values = {field.name: getattr(factor, field.name) for field in fields(factor)}  # type: ignore[arg-type]
         for name, value in values.items():
             if isinstance(value, Tensor):
-                _same_device(f"{factor if readable(value) else type(factor).__name__}: {name}", value, q)
+                _same_device(f"{type(factor).__name__}: {name}", value, q)
         if check:
             type(factor)(**{name: v if isinstance(v, str) else as_float(v) for name, v in values.items()})
 

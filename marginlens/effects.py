@@ -194,7 +194,7 @@ class Emphasis(Composes):
 
     @property
     def angular(self) -> bool:
-        return isinstance(self.c, Tensor) or not math.isinf(self.c)
+        return isinstance(self.c, Tensor) or self.c != math.inf
 
     def logit(self, row: Row) -> Tensor:
         return plain_logit(row)
@@ -267,10 +267,10 @@ class Product(Composes):
     factors: tuple[Effect, ...]
 
     def __post_init__(self) -> None:
-        movers = [str(f) for f in self.factors if f.moves_logit]
+        movers = [f for f in self.factors if f.moves_logit]
         if len(movers) > 1:
             raise ValueError(
-                f"{' * '.join(movers)}: both move the positive's logit, and a row has one; "
+                f"{' * '.join(map(str, movers))}: both move the positive's logit, and a row has one; "
                 f"write one margin(m1=..., m2=...) that says what you want"
             )
 

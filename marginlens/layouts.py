@@ -160,5 +160,6 @@ def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) ->
 
 def _scale(tau: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(tau, Tensor):
-        return 1.0 / tau.reshape(()).to(device=like.device, dtype=dtype)
+        tau = tau.reshape(()).to(device=like.device, dtype=dtype)
+        return 1.0 / tau.where(tau > 0.0, torch.nan)  # one that learned too fast must not train on unseen, inverted
     return torch.full((), 1.0 / tau, dtype=dtype, device=like.device)

@@ -1,19 +1,20 @@
 """The losses as `nn.Module`s.
 
-A `tau`, or a margin's number, that is an `nn.Parameter` learns with the module. A `tau` that is a plain tensor moves
-with it; plain tensors in an effect belong to whoever schedules them.
+A `tau`, or a margin's number, that is an `nn.Parameter` learns with the module, which uses the one that it has: also
+after `load_state_dict(assign=True)`, under `torch.func.functional_call`, in a replica. A `tau` that is a plain tensor
+moves with it; plain tensors in an effect belong to whoever schedules them.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from marginlens import checks
 from marginlens.checks import EffectLike
-from marginlens.effects import PLAIN, Effect, factors
+from marginlens.effects import PLAIN, Effect, Product, factors
 from marginlens.loss import Impl, Reduction, info_nce, nt_xent
 from marginlens.parameters import Number, as_float
 
@@ -38,10 +39,10 @@ class InfoNCE(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
-        return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **self.settings)
+        return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **settings_of(self))
 
     def extra_repr(self) -> str:
-        return _spell(self.tau, self.settings)
+        return _spell(self.tau, settings_of(self))
 
 
 class NTXent(nn.Module):
@@ -63,10 +64,10 @@ class NTXent(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        return nt_xent(z1, z2, tau=self.tau, **self.settings)
+        return nt_xent(z1, z2, tau=self.tau, **settings_of(self))
 
     def extra_repr(self) -> str:
-        return _spell(self.tau, self.settings)
+        return _spell(self.tau, settings_of(self))
 
 
 def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
@@ -78,11 +79,35 @@ def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
 
 def register_effect(module: nn.Module, effect: Effect) -> None:
     """Makes an effect's learnable numbers parameters of the module: `effect_m1`, `effect_m2`."""
-    for factor in factors(effect):
-        for field in fields(factor):  # type: ignore[arg-type]
-            value = getattr(factor, field.name)
-            if isinstance(value, nn.Parameter):
-                module.register_parameter(f"effect_{field.name}", value)
+    for name, (i, field) in _learnable(effect).items():
+        module.register_parameter(name, getattr(factors(effect)[i], field))
+
+
+def settings_of(module: nn.Module) -> dict[str, Any]:
+    """A module's settings, with the parameters that it has now in its effect."""
+    settings: dict[str, Any] = module.settings  # type: ignore[assignment]
+    found = _learnable(settings["effect"])
+    if not found:
+        return settings
+    parts = list(factors(settings["effect"]))
+    for name, (i, field) in found.items():
+        parts[i] = replace(parts[i], **{field: getattr(module, name)})  # type: ignore[type-var]
+    return settings | {"effect": Product(tuple(parts)) if len(parts) > 1 else parts[0]}
+
+
+def _learnable(effect: Effect) -> dict[str, tuple[int, str]]:
+    """The factor and the field of each number that is a parameter, by its name in a module.
+
+    Where two factors have one of the same name, the name has the factor's place: `effect0_m1`, `effect1_m1`.
+    """
+    found = [
+        (i, field.name)
+        for i, factor in enumerate(factors(effect))
+        for field in fields(factor)  # type: ignore[arg-type]
+        if isinstance(getattr(factor, field.name), nn.Parameter)
+    ]
+    names = [field for _, field in found]
+    return {f"effect{i if names.count(field) > 1 else ''}_{field}": (i, field) for i, field in found}
 
 
 def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check: bool) -> dict[str, Any]:

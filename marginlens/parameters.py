@@ -50,7 +50,11 @@ def readable(x: Tensor) -> bool:
 
 
 def _is_batched(x: Tensor) -> bool:
-    return bool(torch._C._functorch.is_batchedtensor(x))
+    """Also under a transform that takes its gradient."""
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(x):
+        x = functorch.get_unwrapped(x)
+    return bool(functorch.is_batchedtensor(x))
 
 
 def shortest(x: float) -> str:

@@ -203,3 +203,64 @@ def test_what_has_leaked_out_of_torch_func_is_a_tensor():
     leaked = []
     torch.func.grad(lambda q: leaked.append(q) or call(q))(q)
     close(call(leaked[0]), call(q), 0.0)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda x: Emphasis(s=2) * Margin(m1=x), lambda x: Margin(m1=torch.tensor(0.3), m2=x)]
+)
+def test_a_margin_inside_of_transforms(build):
+    """Its numbers are not asked for: not in a product, and not where one of them could be read and another not."""
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    call = lambda x: ml.info_nce(q, k, effect=build(x), impl="reference")
+    numbers = torch.tensor([0.2, 0.5], dtype=torch.float64)
+    close(torch.func.vmap(call)(numbers), torch.stack([call(x) for x in numbers]), 1e-12)
+    each = torch.stack([torch.func.grad(call)(x) for x in numbers])
+    close(torch.func.vmap(torch.func.grad(call))(numbers), each, 1e-12)
+    ml.info_nce(q.to("meta"), k.to("meta"), effect=build(numbers[0].to("meta")))
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for x in numbers:
+        close(compiled(x), call(x), 1e-12)
+
+
+def test_gradients_of_many_temperatures_at_once():
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    slope = torch.func.grad(lambda t: ml.info_nce(q, k, tau=t, impl="reference"))
+    taus = torch.tensor([0.1, 0.2, 0.5], dtype=torch.float64)
+    close(torch.func.vmap(slope)(taus), torch.stack([slope(t) for t in taus]), 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("impl", IMPLS)
+def test_vmap_over_positives(impl):
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    call = lambda p: ml.info_nce(q, k, positives=p, impl=impl)
+    positives = torch.stack([torch.arange(5).roll(i) for i in range(3)])
+    close(torch.func.vmap(call)(positives), torch.stack([call(p) for p in positives]), 1e-12)
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+def test_every_effect_compiles_with_dynamic_sizes(effect):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k: ml.info_nce(q, k, effect=effect), fullgraph=True, dynamic=True, backend="eager"
+    )
+    for n in (5, 9):
+        q, k = random(n, 4, seed=0), random(n, 4, seed=1)
+        close(compiled(q, k), ml.info_nce(q, k, effect=effect), 1e-12)
+
+
+def test_a_compiled_module_with_numbers_that_learn():
+    torch._dynamo.reset()
+    q, k = random(5, 3, seed=0), random(5, 3, seed=1)
+    tau, m1 = (torch.nn.Parameter(torch.tensor(x, dtype=torch.float64)) for x in (0.25, 0.3))
+    module = ml.InfoNCE(tau=tau, effect=Emphasis(s=2, c=0.7) * Margin(m1=m1))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    want, wanted = gradients(lambda tau, m1: ml.info_nce(q, k, tau=tau, effect=Emphasis(2, 0.7) * Margin(m1)), tau, m1)
+    value = compiled(q, k)
+    value.backward()
+    close(value.detach(), want, 1e-12)
+    close(torch.stack([tau.grad, m1.grad]), torch.stack(wanted), 1e-12)
+    with torch.no_grad():
+        tau.neg_()
+    assert compiled(q, k).isnan()  # inverted, it would fall and say nothing

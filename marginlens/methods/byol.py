@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect
+from marginlens.modules import register_effect, settings_of
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
@@ -73,7 +73,7 @@ class BYOL(nn.Module):
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
             pairs = zip(self.queries(views), self.keys(views), strict=True)
-            found = [rows(p, z, layout="positive_only", **self.settings) for p, z in pairs]
+            found = [rows(p, z, layout="positive_only", **settings_of(self)) for p, z in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
@@ -95,7 +95,7 @@ class BYOL(nn.Module):
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of predictions against what they predict."""
-        found = [positive_only(p, z, **self.settings) for p, z in zip(queries, keys, strict=True)]
+        found = [positive_only(p, z, **settings_of(self)) for p, z in zip(queries, keys, strict=True)]
         return torch.stack(found).sum()
 
     def _predict(self, x: Tensor, part: int) -> Tensor:

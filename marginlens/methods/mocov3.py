@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, info_nce, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect
+from marginlens.modules import register_effect, settings_of
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
@@ -74,7 +74,7 @@ class MoCoV3(nn.Module):
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
             pairs = zip(self.queries(views), self.keys(views), strict=True)
-            found = [rows(q, k, **self.settings) for q, k in pairs]
+            found = [rows(q, k, **settings_of(self)) for q, k in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
@@ -96,7 +96,7 @@ class MoCoV3(nn.Module):
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of queries against keys."""
-        found = [info_nce(q, k, **self.settings) for q, k in zip(queries, keys, strict=True)]
+        found = [info_nce(q, k, **settings_of(self)) for q, k in zip(queries, keys, strict=True)]
         return self.scale * torch.stack(found).sum()
 
     def _predict(self, x: Tensor, part: int) -> Tensor:

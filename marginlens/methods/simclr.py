@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect
+from marginlens.modules import register_effect, settings_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import projector
 from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
@@ -62,7 +62,7 @@ class SimCLR(nn.Module):
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
         with torch.no_grad():
-            return rows(*self.queries(views), layout="nt_xent", **self.settings)
+            return rows(*self.queries(views), layout="nt_xent", **settings_of(self))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         """There is no teacher to move."""
@@ -80,7 +80,7 @@ class SimCLR(nn.Module):
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss among all of them."""
-        return nt_xent(*queries, *keys, **self.settings)
+        return nt_xent(*queries, *keys, **settings_of(self))
 
     def _embed(self, x: Tensor, part: int) -> Tensor:
         embedding: Tensor = self.student["projector"](in_parts(self.student["backbone"], x, part))
