@@ -34,14 +34,21 @@ _CHUNK = 64
 
 @dataclass(frozen=True)
 class FileSplit:
-    """Files of one split, their labels, and their heights and widths once upright."""
+    """Files of one split, their labels, heights and widths once upright, and lengths in bytes."""
 
     files: tuple[str, ...]
     labels: Labels
     sizes: NDArray[np.int64]
+    lengths: NDArray[np.int64] | None
+    """None in an index of an older version."""
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def known(self, i: int) -> tuple[int, ...]:
+        """What a file must still be: its image's height and width, and its length."""
+        height, width = self.sizes[i].tolist()
+        return (height, width) if self.lengths is None else (height, width, int(self.lengths[i]))
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class _Seen(NamedTuple):
 
     file: str
     size: tuple[int, int] = (0, 0)
+    length: int = 0
     sums: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     digest: str = ""
     error: str = ""
@@ -130,24 +138,31 @@ def _read(path: Path, name: str, record: dict[str, Any]) -> FolderIndex:
     for split, count in record["splits"].items():
         try:
             files = tuple((path / f"{split}-files.txt").read_bytes().decode().split("\n"))
-            labels, sizes = (np.load(path / f"{split}-{kind}.npy", allow_pickle=False) for kind in ("labels", "sizes"))
+            labels, sizes, lengths = (_load(path / f"{split}-{kind}.npy") for kind in ("labels", "sizes", "lengths"))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read ({error}); prepare it again") from None
-        if not len(files) == len(labels) == len(sizes) == count:
+        if labels is None or sizes is None or {len(files), len(labels), len(sizes)} != {count}:
             raise DataError(f"{path} is damaged: {split} should have {count} files; prepare it again")
-        splits[split] = FileSplit(files, labels, sizes)
+        splits[split] = FileSplit(files, labels, sizes, lengths)
     numbers = (tuple(record["mean"]), tuple(record["std"]), record["fingerprint"])
     return FolderIndex(name, Path(record["path"]), splits, tuple(record["classes"]), *numbers)
+
+
+def _load(path: Path) -> NDArray[np.int64] | None:
+    found: NDArray[np.int64] | None = np.load(path, allow_pickle=False) if path.exists() else None
+    return found
 
 
 def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int] = ()) -> Images:
     """The crop (top, left, height, width) of an image file, size x size: decoded no larger than it needs to be.
 
-    `known`: the image's height and width, if it must not have others by now. JPEGs are decoded at 1/2, 1/4 or 1/8 where
+    `known`: the image's height and width, and the file's length, if they must not be others by now. JPEGs are decoded at 1/2, 1/4 or 1/8 where
     the crop still has `size` pixels a side; the box is in upright pixels.
     """
     top, left, height, width = (int(x) for x in box)
+    before = tuple(known)
     try:
+        length = path.stat().st_size
         with Image.open(path) as image:
             if image.format != "JPEG":
                 image.load()  # a TIFF is turned only then
@@ -160,7 +175,7 @@ def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int] = 
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} cannot be decoded ({error})") from None
     wide, high = whole[::-1] if turn in (5, 6, 7, 8) else whole
-    if (before := tuple(known)) and before != (high, wide):
+    if before and before != (high, wide, length)[: len(before)]:
         raise DataError(f"{path} has changed since its folder was prepared; prepare it again")
     # the decoder's last pixel may reach beyond the image, and turned or mirrored it is the first
     left += upright.width * factor - wide if turn in (2, 3, 6, 7) else 0
@@ -255,7 +270,7 @@ def _look(root: Path, file: str) -> _Seen:
     except (DataError, OSError) as error:
         return _Seen(file, error=str(error).split("(", 1)[-1].rstrip(")"))
     sums = (tuple(image.mean((1, 2)).tolist()), tuple((image**2).mean((1, 2)).tolist()))
-    return _Seen(file, (image.shape[1], image.shape[2]), sums, hashlib.sha256(content).hexdigest())
+    return _Seen(file, (image.shape[1], image.shape[2]), len(content), sums, hashlib.sha256(content).hexdigest())
 
 
 def _moments(seen: list[_Seen]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -269,6 +284,7 @@ def _file_split(part: list[tuple[_Seen, int]]) -> FileSplit:
         tuple(s.file for s, _ in part),
         np.array([label for _, label in part], dtype=np.int64),
         np.array([s.size for s, _ in part], dtype=np.int64),
+        np.array([s.length for s, _ in part], dtype=np.int64),
     )
 
 
@@ -288,10 +304,11 @@ def _write(index: FolderIndex, root: Path) -> None:
     with partial(root, index.name) as folder:
         for split, part in index.splits.items():
             save(folder / f"{split}-files.txt", "\n".join(part.files).encode())
-            for kind, array in (("labels", part.labels), ("sizes", part.sizes)):
-                with (folder / f"{split}-{kind}.npy").open("wb") as file:
-                    np.save(file, array, allow_pickle=False)
-                    flush(file)
+            for kind, array in (("labels", part.labels), ("sizes", part.sizes), ("lengths", part.lengths)):
+                if array is not None:
+                    with (folder / f"{split}-{kind}.npy").open("wb") as file:
+                        np.save(file, array, allow_pickle=False)
+                        flush(file)
         record: dict[str, Any] = {
             "format": store.FORMAT,
             "kind": KIND,

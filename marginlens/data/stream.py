@@ -48,10 +48,10 @@ class _Middles(Dataset[Tensor]):
 
     def __getitem__(self, i: int) -> Tensor:
         file = self.chosen[i]
-        height, width = (int(side) for side in self.part.sizes[file])
+        height, width, *_ = known = self.part.known(file)
         side = max(1, round(min(height, width) * self.size / self.resize))
         box = ((height - side) // 2, (width - side) // 2, side, side)
-        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size, (height, width)))
+        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size, known))
 
 
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
@@ -65,12 +65,12 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
 
     def __getitem__(self, asked: tuple[int, int]) -> tuple[int, list[Tensor]]:
         (epoch, i), part = asked, self.index.splits[self.split]
-        height, width = (int(side) for side in part.sizes[i])
+        height, width, *_ = known = part.known(i)
         crops = []
         for number, view in enumerate(self.views, self.first):
             drawn = parameters(torch.tensor([i]), height, width, view, self.seed, epoch, number)
             box, file = drawn.boxes[0].tolist(), self.index.path / part.files[i]
-            crop = torch.from_numpy(crop_file(file, box, view.size, (height, width)))
+            crop = torch.from_numpy(crop_file(file, box, view.size, known))
             crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
         return i, crops
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageOps
 
 from marginlens.data import folder as folders
+from marginlens.data import store
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import crop_file, prepare_folder, read_folder
 from marginlens.data.images import decode
@@ -195,15 +196,28 @@ def test_a_class_of_which_nothing_is_left_is_refused(tree):
         prepare_folder(tree, "pets", skip_bad=True)
 
 
-@pytest.mark.parametrize("size", [(20, 20), (90, 90)])
-def test_an_image_that_has_another_size_by_now_is_refused(tree, size):
+@pytest.mark.parametrize("size", [(20, 20), (90, 90), None])
+def test_an_image_that_is_another_by_now_is_refused(tree, size):
+    """Of another size, or of another content: its file is not as long as it was."""
     index, _ = prepare_folder(tree, "pets")
+    size = size or tuple(index.splits["train"].sizes[1].tolist()[::-1])
     jpeg(tree / "train" / "cat" / "1.jpg", np.random.default_rng(0), size=size)
     asked = stream(index, "train", [weak(12, *PLAIN)], seed=0, epoch=0, batch=2, workers=0)
     with pytest.raises(DataError, match=r"1\.jpg has changed since its folder was prepared; prepare it again"):
         list(asked)
     with pytest.raises(DataError, match=r"1\.jpg has changed since its folder was prepared; prepare it again"):
         list(middles(index, "train", [0, 1], size=12, resize=14, batch=2, workers=0))
+
+
+def test_an_index_of_an_older_version_is_read(tree):
+    """Which did not know how long files are."""
+    index, _ = prepare_folder(tree, "pets")
+    for file in (store.root() / "pets").glob("*-lengths.npy"):
+        file.unlink()
+    older = read_folder("pets")
+    assert older.splits["train"].lengths is None
+    assert older.fingerprint == index.fingerprint
+    assert len(list(middles(older, "train", [0, 1], size=12, resize=14, batch=2, workers=0))) == 1
 
 
 def test_bad_trees(tmp_path, tree):
