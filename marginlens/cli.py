@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import io
@@ -48,17 +49,28 @@ def main(words: list[str] | None = None) -> None:
             print(_overview(words))
             return
         _run(name, options)
+        sys.stdout.flush()  # or a full disk is found out when nobody can say so
     except ValueError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
         _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:  # whoever read our output has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         sys.exit(141)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _let_go_of_stdout()
+        _fail(f"the output cannot be written ({error.strerror})", 1)
     except Exception as error:
         if not isinstance(code := getattr(error, "code", None), int):
             raise
         _fail(str(error), code)  # a run that stopped, and says why
+
+
+def _let_go_of_stdout() -> None:
+    """So that nothing is written there at the end, when it would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(line: str, code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +144,32 @@ def test_importing_the_loss_imports_nothing_else():
     code = "import sys, marginlens; print([m for m in ('PIL', 'tyro', 'rich', 'pooch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+SHORT = "--data shapes --encoder tiny --limit 64 --batch 16 --hidden 16 --out 8 --epochs 2 --knn-every 0"
+
+
+@FULL
+@pytest.mark.parametrize("heard", ["2>/dev/full", "2>&1 >/dev/null | head -1"])
+def test_a_run_does_not_die_of_its_log(tmp_path, heard):
+    command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} {heard}"
+    subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert json.loads((path / "result.json").read_text())["epochs"] == 2
+    assert not (path / "failure.json").exists()
+
+
+@FULL
+@pytest.mark.parametrize("words", ["data list", "data list --json"])
+def test_a_full_disk_under_the_output_is_one_line(words):
+    done = subprocess.run(
+        f"{sys.executable} -m marginlens {words} >/dev/full", shell=True, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "marginlens: the output cannot be written (No space left on device)\n",
+    )
 
 
 def test_a_reader_that_has_read_enough():

@@ -156,8 +156,8 @@ def _load(path: Path) -> NDArray[np.int64] | None:
 def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int] = ()) -> Images:
     """The crop (top, left, height, width) of an image file, size x size: decoded no larger than it needs to be.
 
-    `known`: the image's height and width, and the file's length, if they must not be others by now. JPEGs are decoded at 1/2, 1/4 or 1/8 where
-    the crop still has `size` pixels a side; the box is in upright pixels.
+    `known`: the image's height and width, and the file's length, if they must not be others by now. JPEGs are decoded
+    at 1/2, 1/4 or 1/8 where the crop still has `size` pixels a side; the box is in upright pixels.
     """
     top, left, height, width = (int(x) for x in box)
     before = tuple(known)

@@ -21,6 +21,7 @@ from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, 
 from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
 from marginlens.train.config import Pretrain, build
 from marginlens.train.options import COMMON, options, read_config, settle, show
+from marginlens.train.progress import errors
 
 Cells: TypeAlias = dict[Pretrain, list[str]]
 """The cells that each pre-training is for."""
@@ -112,8 +113,8 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
     conduct.show(work, screen, title)
     found = work.facts() | {"notes": list(notes)}
     if not place.dry_run:
-        errors = Console(stderr=True, highlight=False)
-        ended = conduct.carry_out(work, lambda line: errors.print(line, markup=False, soft_wrap=True))
+        console = errors()
+        ended = conduct.carry_out(work, lambda line: console.print(line, markup=False, soft_wrap=True))
         found |= ended
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,11 +18,46 @@ EVERY = 10.0
 _REFRESH = 0.25
 
 
+def errors(quiet: bool = False) -> Console:
+    """Standard error, for what is said while there is work to do."""
+    return Console(file=cast(TextIO, _Errors()), quiet=quiet, highlight=False)
+
+
+class _Errors(io.TextIOBase):
+    """Standard error as it is now, which may break: work must not die of its log, whose disk is full, say."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        with _mute():
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _mute():
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
+@contextmanager
+def _mute() -> Iterator[None]:
+    """From the first line on that cannot be written, what is said goes nowhere."""
+    try:
+        yield
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 class Display:
     """Progress of one run, in steps."""
 
     def __init__(self, what: str, total: int = 1, epochs: int = 1, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.console = errors(quiet)
         self.total, self.epochs, self.knn = total, epochs, ""
         self.begin, self.first, self.last, self.shown = time.monotonic(), 0, 0.0, 0
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
