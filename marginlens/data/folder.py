@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,7 +262,23 @@ def _look_at(path: Path, files: list[str], workers: int) -> list[_Seen]:
     if not workers or len(files) <= _CHUNK:
         return list(map(look, files))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(look, files, chunksize=_CHUNK))
+        with without_main():
+            seen = pool.map(look, files, chunksize=_CHUNK)
+        return list(seen)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Within, a process that is started does not run the program again, which it needs nothing of.
+
+    Spawned processes import the main module: a script that calls this and is not under `if __name__ == "__main__"`
+    would begin anew in each of them.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _look(root: Path, file: str) -> _Seen:

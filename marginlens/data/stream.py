@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from marginlens.autodiff import full_precision
 from marginlens.data.atomic import DataError
-from marginlens.data.folder import FolderIndex, crop_file
+from marginlens.data.folder import FolderIndex, crop_file, without_main
 from marginlens.data.views import View, colour, parameters
 
 _begun: WeakSet[Any] = WeakSet()
@@ -181,7 +181,8 @@ def _started(loader: DataLoader[Any], key: Any = None) -> Iterator[Any]:
         resource_tracker.ensure_running()  # which would unblock the two signals again when it is first started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        batches: Any = iter(loader)
+        with without_main():
+            batches: Any = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if loader.num_workers:

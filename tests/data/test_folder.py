@@ -302,6 +302,26 @@ def test_a_program_ends_though_it_holds_a_stream(pngs):
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
+def test_a_script_needs_no_guard(tmp_path, monkeypatch):
+    """Workers do not run it again, though it is a file that they could import."""
+    (tmp_path / "many").mkdir()
+    for i in range(70):
+        Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / "many" / f"{i}.png")
+    (tmp_path / "script.py").write_text(
+        "print('begun')\n"
+        "from pathlib import Path\n"
+        "from marginlens.data.folder import prepare_folder; from marginlens.data.stream import stream\n"
+        "from marginlens.data.views import View\n"
+        f"index, _ = prepare_folder(Path({str(tmp_path / 'many')!r}), 'many')\n"
+        "views = stream(index, 'train', [View(8)], seed=0, epoch=0, batch=40, workers=1)\n"
+        "print([len(part.indices) for part in views])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+    assert (done.stdout, done.stderr) == ("begun\n[40, 30]\n", "")
+
+
 @pytest.fixture
 def pngs(tmp_path):
     rng = np.random.default_rng(1)
