@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import fields
+from typing import Any, Literal, get_origin, get_type_hints
 
 from marginlens.effects import EFFECTS, Effect
 from marginlens.parameters import hint
@@ -54,7 +55,7 @@ def _build(name: str, keywords: list[ast.keyword], text: str) -> Effect:
         if keyword.arg in given:
             raise _refused(text, f"{name} is given {keyword.arg} twice")
         value = _value(keyword.value, f"{name}'s {keyword.arg}", text)
-        if isinstance(value, str) and not isinstance(getattr(EFFECTS[name], keyword.arg, None), str):
+        if isinstance(value, str) and not _takes_words(EFFECTS[name], keyword.arg):
             raise _refused(text, f"{name}'s {keyword.arg} must be a number, not {value!r}")
         given[keyword.arg] = value
     missing = [p for p in allowed if p not in given and not _has_default(name, p)]
@@ -84,6 +85,14 @@ def _value(node: ast.expr, what: str, text: str) -> float | str:
             if isinstance(top, float) and isinstance(bottom, float) and bottom != 0.0:
                 return top / bottom
     raise _refused(text, f"{what} must be a number or a word, not {ast.get_source_segment(text.strip(), node)!r}")
+
+
+def _takes_words(effect: type[Any], name: str) -> bool:
+    """By its default, or its type where it has none."""
+    if hasattr(effect, name):
+        return isinstance(getattr(effect, name), str)
+    kind = get_type_hints(effect)[name]
+    return kind is str or get_origin(kind) is Literal
 
 
 def _has_default(name: str, parameter: str) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import marginlens as ml
 from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio, effects
 from marginlens.effects import Composes, LogWeights, plain_logit
+from marginlens.parameters import Number, like, log
 from tests.catalogue import EFFECTS
 from tests.test_laws import single
 
@@ -116,7 +118,7 @@ def test_equal_effects_hash_alike_and_changeable_ones_not_at_all():
 class Focus(Composes):
     """An effect as docs/effects.md asks for one: the row's gradient times 1 + g."""
 
-    g: float = 0.0
+    g: Number = 0.0
     angular = moves_logit = False
     needs_negatives = ""
 
@@ -124,7 +126,30 @@ class Focus(Composes):
         return plain_logit(row)
 
     def log_weights(self, row):
-        return LogWeights(row=math.log1p(self.g))
+        return LogWeights(row=log(1.0 + like(self.g, row.cos)))
+
+
+@dataclass(frozen=True)
+class Worded(Plain):
+    g: float
+    way: Literal["up", "down"]
+    name: str
+
+
+def test_words_that_have_no_default(monkeypatch):
+    monkeypatch.setitem(effects.EFFECTS, "worded", Worded)
+    made = Worded(g=2.0, way="up", name="x")
+    assert ml.effect(str(made)) == made
+    with pytest.raises(ValueError, match="worded's g must be a number, not 'up'"):
+        ml.effect("worded(g=up, way=up, name=x)")
+
+
+@pytest.mark.parametrize("number", [2.0, torch.tensor(2.0)])
+def test_a_new_effect_takes_tensors_too(number):
+    """As a captured step gives it its numbers."""
+    z, w = torch.randn(2, 8, 4, dtype=torch.float64).requires_grad_()
+    plain, focused = (torch.autograd.grad(ml.info_nce(z, w, effect=e), z)[0] for e in (Plain(), Focus(g=number)))
+    torch.testing.assert_close(focused, 3 * plain)
 
 
 def test_a_new_effect_is_one_class_and_one_name(monkeypatch):

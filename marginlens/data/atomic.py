@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,7 +94,7 @@ def flush(file: BinaryIO) -> None:
 
 def _sweep(where: Path, name: str) -> None:
     """Removes what writers on this host left behind that no longer run."""
-    for old in [*where.glob(f".{name}.*.partial"), *where.glob(f".{name}.*.old")]:
+    for old in [*where.glob(f".{escape(name)}.*.partial"), *where.glob(f".{escape(name)}.*.old")]:
         host, writer = old.name.split(".")[-3:-1]
         if host == _host() and not _alive(int(writer.split("-")[0])):
             shutil.rmtree(old, ignore_errors=True)

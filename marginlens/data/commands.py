@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from marginlens.checks import whole
 from marginlens.data import store
 from marginlens.data.atomic import DataError
-from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder, read_folder
+from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder
 from marginlens.data.grid import save_grid, save_views
 from marginlens.data.prepare import open_data, prepare
 from marginlens.data.sources import SOURCES
@@ -38,7 +39,7 @@ def data_list(*, json: bool = False) -> None:
         return
     table = Table("name", "prepared", "what it is", title=f"data sets in {store.root()}")
     for row in rows:
-        table.add_row(str(row["name"]), "yes" if row["prepared"] else "", str(row["about"]))
+        table.add_row(escape(str(row["name"])), "yes" if row["prepared"] else "", escape(str(row["about"])))
     Console().print(table)
 
 
@@ -227,4 +228,8 @@ def _counts(facts: dict[str, Any]) -> str:
 def _about(name: str) -> str:
     if name in SOURCES:
         return SOURCES[name].about
-    return f"a folder of images: {read_folder(name).path}"
+    try:
+        record = store.record(store.root() / name, name)
+    except DataError as error:
+        return str(error)
+    return f"a folder of images: {record.get('path')}" if record.get("kind") == KIND else "a data set of arrays"

@@ -17,6 +17,8 @@ from marginlens.parameters import hint
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
     """Writes the store of a data set, from its official archive or folder at `path`, or downloaded."""
     found = source(name)
+    if path is not None and not found.url:
+        raise DataError(f"{name} is drawn, and read from nowhere; leave out --from")
     files = _files(name, found, path, folder or store.root())
     contents = found.read(files)
     return store.write(name, contents.splits, contents.classes, folder, found.version)
@@ -26,7 +28,7 @@ def load(name: str, folder: Path | None = None) -> Store:
     """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
     if not store.exists(name, folder):
         if name not in SOURCES:
-            others = [other for other in store.names(folder) if other != name]
+            others = [other for other in store.names(folder) if other != name and other not in SOURCES]
             raise DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *others])}")
         return store.read(name, folder) if SOURCES[name].url else prepare(name, folder=folder)
     if name in SOURCES and _version(name, folder) != SOURCES[name].version:

@@ -5,7 +5,7 @@
     loss.backward(); optimizer.step()
     method.after_step()
 
-A new method is one file, and one entry here; `train/model.py` says which settings it takes in the laboratory.
+A new method is one file, and one entry here; its arguments say which settings it takes in the laboratory.
 """
 
 from collections.abc import Sequence

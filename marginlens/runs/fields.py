@@ -121,9 +121,9 @@ def _equal(field: str, wanted: str) -> Test:
     if field in _NUMBERS:
         number = _number(field, wanted)
         return lambda entry: value(entry, field) == number
-    if field == "state" and not set(wanted) & set("*?["):
+    if field == "state" and not set(wanted) & set("*?"):
         known("state", wanted, dict.fromkeys(STATES))
-    pattern = _effect(wanted) if field == "effect" else wanted
+    pattern = (_effect(wanted) if field == "effect" else wanted).replace("[", "[[]")
     return lambda entry: fnmatchcase(str(value(entry, field)), pattern)
 
 

@@ -22,7 +22,7 @@ from marginlens.nets.count import facts
 from marginlens.runs.store import Entry
 from marginlens.sweep.job import Evaluation
 from marginlens.sweep.plan import Step
-from marginlens.train.config import Pretrain
+from marginlens.train.config import Pretrain, takes
 from marginlens.train.record import lines
 
 Basis = Literal["measured", "scaled"]
@@ -194,8 +194,9 @@ def _forward(settings: Pretrain) -> float:
 
 def _training(settings: Pretrain) -> float:
     """FLOPs of one image in a step: a backward pass is two forward ones, a teacher has none."""
-    views = 2 if settings.method == "simclr" or settings.symmetric else 1
-    teacher = 0 if settings.method == "simclr" else views
+    taught = takes(settings.method, "ema")
+    views = 1 if taught and not settings.symmetric else 2
+    teacher = views if taught else 0
     return _forward(settings) * (3 * views + teacher)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,15 +69,14 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
 def _next(run: str) -> str:
     """What can be done with a run of such data: what has no labels cannot be probed, nor tested without test images."""
+    at = shlex.quote(run)
     try:
         data = open_data(open_run(run).settings.data)
     except ValueError:  # gone since
-        return f"probe {run}"
+        return f"probe {at}"
     if not data.classes:
-        return f"embed {run} --data {data.name} --out features.safetensors"
-    return (
-        f"probe {run}" if "test" in data.splits else f"probe {run} --holdout {max(1, len(data.splits['train']) // 10)}"
-    )
+        return f"embed {at} --data {shlex.quote(data.name)} --out features.safetensors"
+    return f"probe {at}" if "test" in data.splits else f"probe {at} --holdout {max(1, len(data.splits['train']) // 10)}"
 
 
 def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> None:

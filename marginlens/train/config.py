@@ -7,6 +7,8 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from inspect import signature
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -77,7 +79,19 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "byol": {"tau": 0.5, "beta": 0.0},
 }
 
-_NO_TEACHER = ("ema", "ema_schedule", "symmetric", "predictor_bn")
+METHOD_SETTINGS = {
+    **{name: name for name in ("tau", "beta", "effect", "hidden", "out", "last_bn", "bias", "predictor_bn")},
+    **{name: name for name in ("bn_splits", "symmetric", "two_tau")},
+    "ema": "momentum",
+    "ema_schedule": "momentum",
+}
+"""Settings that are for a method to take, and its argument that says whether it does."""
+
+
+@cache
+def takes(method: str, name: str) -> bool:
+    """Whether a setting means something to a method: one that is its to take must be among its arguments."""
+    return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in signature(METHODS[method]).parameters
 
 
 class Settings(BaseModel):
@@ -144,11 +158,10 @@ class Pretrain(Settings):
         """Fills in what the recipe says of a data set and of a method."""
         if not isinstance(given, Mapping):
             return given
-        method = given.get("method", cls.model_fields["method"].default)
-        data = given.get("data", cls.model_fields["data"].default)
-        recipe = METHOD_DEFAULTS.get(str(method), {}) | RECIPES.get(str(data), {})
-        if method == "simclr":
-            recipe = {key: value for key, value in recipe.items() if key not in _NO_TEACHER}
+        method = str(given.get("method", cls.model_fields["method"].default))
+        data = RECIPES.get(str(given.get("data", cls.model_fields["data"].default)), {})
+        data = {name: value for name, value in data.items() if method in METHODS and takes(method, name)}
+        recipe = METHOD_DEFAULTS.get(method, {}) | data
         epochs = _whole(given.get("epochs", cls.model_fields["epochs"].default))
         if epochs is not None and epochs > 0:
             recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
@@ -186,16 +199,12 @@ class Pretrain(Settings):
             raise ValueError(
                 f"bn_splits is {self.bn_splits}; it must cut a batch of {self.batch} into equal parts of two or more"
             )
-        if self.method == "simclr":
-            for name in _NO_TEACHER:
-                if getattr(self, name) != fields[name].default:
-                    what = "predictor" if name == "predictor_bn" else "teacher"
-                    raise ValueError(f"{name} is about a {what}, and simclr has none; leave it out")
-        if self.two_tau and self.method != "mocov3":
-            raise ValueError(f"two_tau is MoCo v3's; {self.method} has no such factor")
-        if self.method == "byol":
+        for name in METHOD_SETTINGS:
+            if name != "beta" and not takes(self.method, name) and getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} means nothing to {self.method}; leave it out")
+        if not takes(self.method, "beta"):
             if self.beta != 0.0:
-                raise ValueError(f"beta is {self.beta:g}; byol has no negatives, so it must be 0")
+                raise ValueError(f"beta is {self.beta:g}; {self.method} has no negatives, so it must be 0")
             check_effect(ml.effect(self.effect))
         elif self.beta == 0.0:
             raise ValueError(f"beta is 0, which leaves {self.method} without negatives; that is byol: --method byol")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marginlens.train.config import Pretrain, Settings, build
+from marginlens.train.config import Pretrain, Settings, build, takes
 
 NUMERICS = 1
 """Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
@@ -51,7 +51,7 @@ def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
     """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
     kept = _telling(settings, NEUTRAL)
-    if settings.method == "simclr":
+    if not takes(settings.method, "ema"):
         del kept["ema"]  # it has no teacher
     if settings.weights:
         kept["weights"] = digest(Path(settings.weights).expanduser())
@@ -115,4 +115,4 @@ def digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror})") from None
+        raise ValueError(f"cannot read {path} ({error.strerror}); say where it is with --weights") from None

@@ -17,7 +17,7 @@ from torch import nn
 from marginlens.data.views import View, strong, weak
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from marginlens.nets.resnet import ResNet, default_stem, encoder, load_backbone
-from marginlens.train.config import Pretrain
+from marginlens.train.config import METHOD_SETTINGS, Pretrain, takes
 from marginlens.train.feed import Feed
 
 M = TypeVar("M", bound=nn.Module)
@@ -51,19 +51,8 @@ def _encoder(settings: Pretrain) -> ResNet:
 
 
 def _arguments(settings: Pretrain) -> dict[str, Any]:
-    names = ("tau", "effect", "hidden", "out", "last_bn", "bias", "bn_splits")
-    asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    if settings.method != "byol":
-        asked["beta"] = settings.beta
-    if settings.method != "simclr":
-        asked |= {
-            "momentum": settings.ema,
-            "symmetric": settings.symmetric,
-            "predictor_bn": settings.predictor_bn,
-        }
-    if settings.method == "mocov3":
-        asked["two_tau"] = settings.two_tau
-    return asked
+    names = [name for name in METHOD_SETTINGS if name != "ema_schedule" and takes(settings.method, name)]
+    return {METHOD_SETTINGS[name]: getattr(settings, name) for name in names}
 
 
 def make_views(settings: Pretrain, feed: Feed) -> tuple[View, View]:

@@ -23,7 +23,7 @@ from marginlens.data.stream import kept_workers
 from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.train import checkpoint, record
 from marginlens.train import engine as engines
-from marginlens.train.config import Knn, Pretrain
+from marginlens.train.config import Knn, Pretrain, takes
 from marginlens.train.curves import Curves
 from marginlens.train.engine import Engine, Name
 from marginlens.train.evaluate import knn_accuracy
@@ -239,7 +239,7 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
     }
     if lost := [name for name, value in metrics.items() if not math.isfinite(value)]:
         raise Stopped(f"the {lost[0].replace('_', ' ')} is {metrics[lost[0]]} after epoch {epoch}; {causes(trainer)}")
-    if settings.method != "simclr":
+    if takes(settings.method, "ema"):
         metrics["ema"] = trainer.ema_at(trainer.step - 1)
     if last or (knn_every and epoch % knn_every == 0):
         found = knn_accuracy(trainer.method.backbone, trainer.feed, Knn(), settings.size, trainer.precision)

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,8 @@ class Run:
 def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
     fingerprint = feed.fingerprint
+    if settings.weights:  # found from elsewhere too
+        settings = settings.model_copy(update={"weights": str(Path(settings.weights).expanduser().absolute())})
     identity = facts(settings, fingerprint)
     id_ = digits(identity)
     path = runs.expanduser() / name_of(settings, id_)
@@ -121,6 +124,8 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
         known |= {"data": fingerprint, "mean": feed.mean, "std": feed.std}
         save_json(path / "config.json", known | {"identity": identity})
     except OSError as error:
+        with suppress(OSError):
+            path.rmdir()  # an empty one would be no run's folder, for everyone who looks into the store
         raise ValueError(f"cannot write to {path} ({error.strerror}); give --runs another folder") from None
     return open_run(path)
 
@@ -132,7 +137,7 @@ def open_run(path: Run | str | os.PathLike[str]) -> Run:
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         what = "is not a run's folder: it has no config.json" if folder.exists() else "does not exist"
-        near = sorted(p.name for p in folder.parent.glob(f"{folder.name}*") if (p / "config.json").is_file())
+        near = sorted(p.name for p in folder.parent.glob(f"{escape(folder.name)}*") if (p / "config.json").is_file())
         hint = f"did you mean {folder.parent / near[0]}?" if near else "give the folder that marginlens pretrain named"
         raise ValueError(f"{folder} {what}; {hint}")
     found = read_json(folder / "config.json")
@@ -243,7 +248,8 @@ def rewind(path: Path, length: int | None = None) -> None:
     held = path.read_bytes() if path.exists() else b""
     kept = held.rfind(b"\n") + 1 if length is None else length
     if len(held) < kept:
-        raise ValueError(f"{path} lost lines that the checkpoint counts on: it has {len(held)} bytes of {kept}")
+        lost = f"it has {len(held)} bytes of {kept}"
+        raise ValueError(f"{path} lost lines that the checkpoint counts on ({lost}); remove its folder to start over")
     if len(held) > kept:
         os.truncate(path, kept)
 

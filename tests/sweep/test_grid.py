@@ -55,7 +55,7 @@ def test_a_grid_over_data_takes_each_one_s_recipe():
         (["seed=0,1"], "unable to parse string as an integer; values have | between them"),
         (
             ["method=mocov3|simclr", "ema=0.9|0.5"],
-            "the grid's method=simclr, ema=0.9 cannot be run: ema is about a teacher",
+            "the grid's method=simclr, ema=0.9 cannot be run: ema means nothing to simclr",
         ),
         (["seed=" + "|".join(map(str, range(200))), "tau=" + "|".join(str(1 + i) for i in range(200))], "40,000 runs"),
     ],

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from torch import nn
 
 import marginlens as ml
 from marginlens.methods import METHODS
 from marginlens.train.config import RECIPES, Knn, Pretrain, Probe, build
+from marginlens.train.identity import facts
+from marginlens.train.model import make_method
 from marginlens.train.options import read_config, settle, show
 from marginlens.train.places import PretrainPlace
 from marginlens.train.record import open_run
@@ -86,13 +89,13 @@ REFUSED = {
     "size is 4; it must be greater than or equal to 8": {"size": 4},
     "warmup is 3 of 3 epochs; it must be shorter": {"epochs": 3, "warmup": 3},
     "crop_scale is 0.8 0.2; it must be two numbers in (0, 1], the smaller first": {"crop_scale": (0.8, 0.2)},
-    "ema is about a teacher, and simclr has none": {"method": "simclr", "ema": 0.9},
-    "symmetric is about a teacher": {"method": "simclr", "symmetric": True},
-    "predictor_bn is about a predictor, and simclr has none": {"method": "simclr", "predictor_bn": True},
+    "ema means nothing to simclr; leave it out": {"method": "simclr", "ema": 0.9},
+    "symmetric means nothing to simclr": {"method": "simclr", "symmetric": True},
+    "predictor_bn means nothing to simclr": {"method": "simclr", "predictor_bn": True},
     "bn_splits is 0; it must be greater than or equal to 1": {"bn_splits": 0},
     "bn_splits is 7; it must cut a batch of 256 into equal parts of two or more": {"bn_splits": 7},
     "bn_splits is 256; it must cut a batch of 256 into equal parts of two or more": {"bn_splits": 256},
-    "two_tau is MoCo v3's; byol has no such factor": {"method": "byol", "two_tau": True},
+    "two_tau means nothing to byol": {"method": "byol", "two_tau": True},
     "beta is 1; byol has no negatives": {"method": "byol", "beta": 1.0},
     "it is only a learning rate": {"method": "byol", "effect": "emphasis(s=5)"},
     "m1 acts through negatives, and BYOL has none": {"method": "byol", "effect": "ratio(m1=0.4)"},
@@ -101,6 +104,28 @@ REFUSED = {
     "beta is 0, which leaves mocov3 without negatives": {"beta": 0.0},
     "beta is 0, which leaves simclr without negatives": {"method": "simclr", "beta": 0, "effect": "emphasis(s=2)"},
 }
+
+
+class Alone(nn.Module):
+    """A method without a teacher, a predictor and negatives."""
+
+    def __init__(self, backbone, *, tau=0.5, effect="plain", hidden=8, out=4):
+        super().__init__()
+        self.taken = {"tau": tau, "effect": effect, "hidden": hidden, "out": out}
+
+
+def test_a_methods_arguments_are_its_settings(monkeypatch):
+    """One that it does not take is refused: it would name another run and change nothing."""
+    monkeypatch.setitem(METHODS, "alone", Alone)
+    asked = {"method": "alone", "data": "shapes", "beta": 0.0}
+    settings = build(Pretrain, asked | {"tau": 0.3})
+    assert make_method(settings).taken == {"tau": 0.3, "effect": "plain", "hidden": 256, "out": 64}
+    assert "ema" not in facts(settings, "")["settings"]
+    for name, value in {"ema": 0.5, "symmetric": True, "bn_splits": 4, "two_tau": True, "last_bn": True}.items():
+        with pytest.raises(ValueError, match=f"{name} means nothing to alone; leave it out"):
+            build(Pretrain, asked | {name: value})
+    with pytest.raises(ValueError, match="alone has no negatives"):
+        build(Pretrain, asked | {"beta": 0.5})
 
 
 @pytest.mark.parametrize("line", REFUSED)
