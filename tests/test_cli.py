@@ -146,6 +146,36 @@ def test_importing_the_loss_imports_nothing_else():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_list_outlives_a_store_that_cannot_be_read(capsys, tmp_path):
+    """And names are no markup."""
+    for name, held in {"broken": "{", "[red]boo": json.dumps({"kind": "folder", "path": "/x"}), "mini": "{}"}.items():
+        (store.root() / name).mkdir(parents=True)
+        (store.root() / name / "store.json").write_text(held)
+    found = {row["name"]: row["about"] for row in json.loads(run(capsys, "data", "list", "--json"))["data"]}
+    assert "damaged" in found["broken"]
+    assert "shapes" in found
+    assert "[red]boo" in run(capsys, "data", "list")
+    assert "there is no data set 'zzz'; there are shapes, cifar10, cifar100, stl10, tinyimagenet, " in refused(
+        capsys, "pretrain", "--data", "zzz"
+    )
+
+
+def test_names_that_are_patterns(capsys, tmp_path):
+    tree_of_jpegs(tmp_path / "pets")
+    for name in ("photos [2024]", "a**b"):
+        assert "train" in run(capsys, "data", "prepare", "folder", "--from", str(tmp_path / "pets"), "--as", name)
+
+
+def test_nothing_to_read_shapes_from(capsys, tmp_path):
+    assert "shapes is drawn, and read from nowhere; leave out --from" in refused(
+        capsys, "data", "prepare", "shapes", "--from", str(tmp_path)
+    )
+
+
+def test_a_home_that_is_not_there(capsys):
+    assert "the ~ of a path stands for no folder" in refused(capsys, "runs", "--runs", "~nobody-of-that-name/x")
+
+
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 SHORT = "--data shapes --encoder tiny --limit 64 --batch 16 --hidden 16 --out 8 --epochs 2 --knn-every 0"
 

@@ -113,6 +113,13 @@ def test_filtered(ask, store, several, condition):
     assert names(out) == sorted(several[i].name for i in CONDITIONS[condition])
 
 
+def test_a_name_with_brackets_is_found(ask, store):
+    path = put(store, data="photos[2024]")
+    put(store, data="photos2")
+    for wanted in ("photos[2024]", "photos[*"):
+        assert names(ask("runs", "--runs", store, "--where", f"data={wanted}")[1]) == [path.name]
+
+
 def test_conditions_are_all_met(ask, store, several):
     out = ask("runs", "--runs", store, "--where", "effect=emphasis*", "epochs>=3", "state=complete")[1]
     assert names(out) == [several[2].name]

@@ -64,6 +64,8 @@ def test_what_comes_next_is_what_the_data_allow(capsys, tmp_path):
         line = re.search(f"^next: marginlens {after}$", said, flags=re.M)
         assert line, said
     run(capsys, "embed", line[1], "--data", "bare", "--out", tmp_path / "f.safetensors")
+    shutil.copytree(line[1], tmp_path / "my runs" / "one")
+    assert commands._next(f"{tmp_path}/my runs/one").startswith(f"embed '{tmp_path}/my runs/one' --data bare")
     shutil.rmtree(store.root() / "bare")
     assert commands._next(line[1]) == f"probe {line[1]}"
 

@@ -340,6 +340,7 @@ def test_a_disk_without_room_for_the_lock(interrupted, capsys):
 
 def test_a_disk_without_room_for_the_settings(tmp_path, capsys):
     assert "give --runs another folder" in limited(capsys, 5, runs=tmp_path)
+    assert not list(tmp_path.iterdir())  # an empty folder would be a run that nobody can read
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
