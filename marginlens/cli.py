@@ -49,7 +49,8 @@ def main(words: list[str] | None = None) -> None:
             print(_overview(words))
             return
         _run(name, options)
-        sys.stdout.flush()  # or a full disk is found out when nobody can say so
+        if sys.stdout is not None:
+            sys.stdout.flush()  # or a full disk is found out when nobody can say so
     except ValueError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ class InfoNCE(nn.Module):
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **settings_of(self))
 
     def extra_repr(self) -> str:
-        return _spell(self.tau, settings_of(self))
+        return _spell(self)
 
 
 class NTXent(nn.Module):
@@ -67,7 +67,7 @@ class NTXent(nn.Module):
         return nt_xent(z1, z2, tau=self.tau, **settings_of(self))
 
     def extra_repr(self) -> str:
-        return _spell(self.tau, settings_of(self))
+        return _spell(self)
 
 
 def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
@@ -81,13 +81,16 @@ def register_effect(module: nn.Module, effect: Effect) -> None:
     """Makes an effect's learnable numbers parameters of the module: `effect_m1`, `effect_m2`."""
     for name, (i, field) in _learnable(effect).items():
         module.register_parameter(name, getattr(factors(effect)[i], field))
+    owner: Any = module
+    owner.registered = effect
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
     """A module's settings, with the parameters that it has now in its effect."""
-    settings: dict[str, Any] = module.settings  # type: ignore[assignment]
+    owner: Any = module
+    settings: dict[str, Any] = owner.settings
     found = _learnable(settings["effect"])
-    if not found:
+    if not found or settings["effect"] is not owner.registered:  # another was put there since
         return settings
     parts = list(factors(settings["effect"]))
     for name, (i, field) in found.items():
@@ -121,5 +124,9 @@ def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check:
     }
 
 
-def _spell(tau: Number, settings: dict[str, Any]) -> str:
-    return f"tau={as_float(tau):g}, " + ", ".join(f"{name}={value}" for name, value in settings.items())
+def _spell(module: InfoNCE | NTXent) -> str:
+    try:
+        settings = settings_of(module)
+    except ValueError:  # a number that learned out of its range, which whoever looks for the cause wants to see
+        settings = module.settings
+    return f"tau={as_float(module.tau):g}, " + ", ".join(f"{name}={value}" for name, value in settings.items())

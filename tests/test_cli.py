@@ -1,9 +1,16 @@
 """The command line: what it prints, and one line with exit code 2 for every mistake."""
 
+import io
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +18,7 @@ from PIL import Image
 
 from marginlens.cli import COMMANDS, main
 from marginlens.data import shapes, store
+from marginlens.train.progress import Display
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
 
@@ -188,6 +196,56 @@ def test_a_run_does_not_die_of_its_log(tmp_path, heard):
     (path,) = (tmp_path / "runs").iterdir()
     assert json.loads((path / "result.json").read_text())["epochs"] == 2
     assert not (path / "failure.json").exists()
+
+
+def on_a_terminal(words, seconds=60, stop=False):
+    """What a command writes to a terminal, and how it ended; `stop`: Ctrl-C once the bar is there."""
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-m", "marginlens", *words.split()])
+    said, end = b"", time.monotonic() + seconds
+    while time.monotonic() < end:
+        ready, _, _ = select.select([terminal], [], [], 0.5)
+        try:
+            said += os.read(terminal, 4096) if ready else b""
+        except OSError:  # it has ended
+            break
+        if stop and b"loss" in said:
+            os.write(terminal, b"\x03")
+            stop = False
+    else:
+        os.kill(child, signal.SIGKILL)
+    return said.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_bar_on_a_terminal(tmp_path):
+    said, code = on_a_terminal(f"pretrain {SHORT} --runs {tmp_path / 'runs'}")
+    assert code == 0
+    assert "━" in said
+    assert "next: marginlens probe" in said
+
+
+def test_ctrl_c_on_a_terminal(tmp_path):
+    long = SHORT.replace("--epochs 2", "--epochs 2000")
+    said, code = on_a_terminal(f"pretrain {long} --runs {tmp_path / 'runs'}", stop=True)
+    assert code == 130
+    assert "--resume" in said
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-"])
+def test_streams_that_are_closed(tmp_path, closed):
+    command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} {closed}"
+    subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert list((tmp_path / "runs").glob("*/result.json"))
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO(), SimpleNamespace(write=len, flush=lambda: None)])
+def test_any_standard_error(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Display("a run", 2) as display:
+        display.say("said")
+        display.step(1, lambda: 1.0, lambda: 1.0)
+    assert not isinstance(stream, io.StringIO) or stream.getvalue() == "said\n"
 
 
 @FULL

@@ -108,6 +108,21 @@ def test_a_margin_that_leaves_its_range_is_refused():
         module(Q, K)
 
 
+def test_a_module_out_of_range_can_be_looked_at():
+    module = ml.InfoNCE(effect=Margin(m1=parameter(0.3)))
+    module.effect_m1.data.fill_(-0.25)
+    assert "m1=-0.25" in repr(module)
+
+
+def test_an_effect_that_was_put_there_later_is_used():
+    module = ml.InfoNCE(effect=Margin(m1=parameter(0.3)))
+    module.settings["effect"] = Margin(m1=parameter(0.5))
+    assert module(Q, K) == ml.info_nce(Q, K, effect=Margin(m1=0.5))
+    plain = ml.InfoNCE()
+    plain.settings["effect"] = Margin(m1=parameter(0.5))
+    assert plain(Q, K) == module(Q, K)
+
+
 @pytest.mark.parametrize("layout", [ml.info_nce, ml.nt_xent])
 @pytest.mark.parametrize("tau", [0.0, -0.25])
 def test_a_temperature_that_cannot_be_is_nan_where_it_cannot_be_looked_at(layout, tau):

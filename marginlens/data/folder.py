@@ -10,14 +10,14 @@ import hashlib
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
-from multiprocessing import get_context
+from multiprocessing import get_context, spawn
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from marginlens.data.images import SUFFIXES, as_rgb, decode, pixels, shrunk
 from marginlens.data.store import NO_LABEL, Images, Labels
 
 TEST_NAMES = ("val", "test")
+_spawning = threading.Lock()
 KIND = "folder"
 _CHUNK = 64
 """Images that a process decodes at a time. For no more than these none is started: that takes seconds."""
@@ -269,16 +270,39 @@ def _look_at(path: Path, files: list[str], workers: int) -> list[_Seen]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within, a process that is started does not run the program again, which it needs nothing of.
+    """Within, a process that this thread starts does not run the program again, if it would.
 
     Spawned processes import the main module: a script that calls this and is not under `if __name__ == "__main__"`
     would begin anew in each of them.
     """
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
+    if not _begins_anew():
         yield
-    finally:
-        sys.modules["__main__"] = main
+        return
+    with _spawning:
+        usual, thread = spawn.get_preparation_data, threading.get_ident()
+
+        def prepared(name: str) -> dict[str, object]:
+            found: dict[str, object] = usual(name)
+            main = ("init_main_from_path", "init_main_from_name") if threading.get_ident() == thread else ()
+            return {key: value for key, value in found.items() if key not in main}
+
+        spawn.get_preparation_data = prepared
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = usual
+
+
+def _begins_anew() -> bool:
+    """Whether the program is a script that does not ask for its own name."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None:
+        return False
+    try:
+        return "__name__" not in Path(path).read_text(errors="replace")
+    except OSError:
+        return True
 
 
 def _look(root: Path, file: str) -> _Seen:

@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
+from rich._null_file import NULL_FILE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -29,28 +30,36 @@ class _Errors(io.TextIOBase):
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
-        with _mute():
-            sys.stderr.write(text)
+        with _mute() as stream:
+            stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _mute():
-            sys.stderr.flush()
+        with _mute() as stream:
+            stream.flush()
 
     def isatty(self) -> bool:
-        return sys.stderr.isatty()
+        ask = getattr(_stream(), "isatty", None)
+        return bool(ask and ask())
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return int(_stream().fileno())
+
+
+def _stream() -> Any:
+    """Not what rich puts there while a bar lives, which would print to the console again; nothing, if there is none."""
+    return getattr(sys.stderr, "rich_proxied_file", sys.stderr) or NULL_FILE
 
 
 @contextmanager
-def _mute() -> Iterator[None]:
+def _mute() -> Iterator[Any]:
     """From the first line on that cannot be written, what is said goes nowhere."""
+    stream = _stream()
     try:
-        yield
+        yield stream
     except OSError:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        with suppress(OSError, AttributeError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Display:

@@ -322,6 +322,33 @@ def test_a_script_needs_no_guard(tmp_path, monkeypatch):
     assert (done.stdout, done.stderr) == ("begun\n[40, 30]\n", "")
 
 
+def test_a_script_with_a_guard_is_imported_as_ever(tmp_path):
+    """So what it sets at its top, and its own kinds of view, are there in the workers; in threads, too."""
+    (tmp_path / "few").mkdir()
+    for i in range(6):
+        jpeg(tmp_path / "few" / f"{i}.jpg", np.random.default_rng(i))
+    cut = tmp_path / "few" / "0.jpg"
+    cut.write_bytes(cut.read_bytes()[:-200])
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path; from threading import Thread\n"
+        "from PIL import ImageFile\n"
+        "from marginlens.data.folder import prepare_folder; from marginlens.data.stream import stream\n"
+        "from marginlens.data.views import View\n"
+        "ImageFile.LOAD_TRUNCATED_IMAGES = True\n"
+        "class Mine(View): pass\n"
+        "def go():\n"
+        "    views = stream(index, 'train', [Mine(8)], seed=0, epoch=0, batch=4, workers=1)\n"
+        "    print([len(part.indices) for part in views])\n"
+        "if __name__ == '__main__':\n"
+        f"    index, _ = prepare_folder(Path({str(tmp_path / 'few')!r}), 'few')\n"
+        "    thread = Thread(target=go); thread.start(); thread.join(); go()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+    assert (done.stdout, done.stderr) == ("[4, 2]\n[4, 2]\n", "")
+
+
 @pytest.fixture
 def pngs(tmp_path):
     rng = np.random.default_rng(1)
