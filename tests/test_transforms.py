@@ -85,9 +85,16 @@ def test_the_chunked_kernel_refuses_a_second_derivative(layout):
 
 
 @compiles
-@pytest.mark.parametrize("impl", [pytest.param("reference", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.parametrize(
+    ("impl", "backend"),
+    [
+        ("chunked", "aot_eager"),
+        pytest.param("chunked", "inductor", marks=pytest.mark.slow),
+        pytest.param("reference", "inductor", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("loss", [ml.info_nce, ml.nt_xent])
-def test_compile_without_a_graph_break_or_a_recompilation(loss, impl):
+def test_compile_without_a_graph_break_or_a_recompilation(loss, impl, backend):
     """One graph per effect, whatever the number in its 0-d tensor; built inside or outside of the graph."""
     q, k = random(19, 8, seed=0, dtype=torch.float32), random(19, 8, seed=1, dtype=torch.float32)
     make = {
@@ -100,8 +107,9 @@ def test_compile_without_a_graph_break_or_a_recompilation(loss, impl):
     for build in make.values():
         torch._dynamo.reset()
         counters.clear()
-        inside = torch.compile(lambda q, k, x: loss(q, k, effect=build(x), impl=impl), fullgraph=True)
-        outside = torch.compile(lambda q, k, e: loss(q, k, effect=e, impl=impl), fullgraph=True)
+        asked = {"fullgraph": True, "backend": backend}
+        inside = torch.compile(lambda q, k, x: loss(q, k, effect=build(x), impl=impl), **asked)
+        outside = torch.compile(lambda q, k, e: loss(q, k, effect=e, impl=impl), **asked)
         for number in (0.3, 0.6, 0.9):
             x = torch.tensor(number)
             want, grads = gradients(lambda q, k: loss(q, k, effect=build(x), impl=impl), q, k)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-from rich._null_file import NULL_FILE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -31,24 +30,23 @@ class _Errors(io.TextIOBase):
 
     def write(self, text: str) -> int:
         with _mute() as stream:
-            stream.write(text)
+            if stream is not None:
+                stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         with _mute() as stream:
-            stream.flush()
+            if stream is not None:
+                stream.flush()
 
     def isatty(self) -> bool:
         ask = getattr(_stream(), "isatty", None)
         return bool(ask and ask())
 
-    def fileno(self) -> int:
-        return int(_stream().fileno())
-
 
 def _stream() -> Any:
-    """Not what rich puts there while a bar lives, which would print to the console again; nothing, if there is none."""
-    return getattr(sys.stderr, "rich_proxied_file", sys.stderr) or NULL_FILE
+    """Not what rich puts there while a bar lives, which would print to the console again; None, if it is closed."""
+    return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
 
 @contextmanager
