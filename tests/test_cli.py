@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from marginlens.cli import COMMANDS, main
-from marginlens.data import shapes, store
+from marginlens.data import prepare, shapes, store
 from marginlens.train.progress import Display
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
@@ -188,9 +188,21 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system ha
 SHORT = "--data shapes --encoder tiny --limit 64 --batch 16 --hidden 16 --out 8 --epochs 2 --knn-every 0"
 
 
+@pytest.fixture(scope="module")
+def shapes_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes")
+    prepare.load("shapes", root)
+    return root
+
+
+@pytest.fixture
+def drawn(shapes_once, monkeypatch):
+    monkeypatch.setenv("MARGINLENS_DATA", str(shapes_once))
+
+
 @FULL
 @pytest.mark.parametrize("heard", ["2>/dev/full", "2>&1 >/dev/null | head -1"])
-def test_a_run_does_not_die_of_its_log(tmp_path, heard):
+def test_a_run_does_not_die_of_its_log(tmp_path, drawn, heard):
     command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} {heard}"
     subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     (path,) = (tmp_path / "runs").iterdir()
@@ -221,21 +233,21 @@ def on_a_terminal(words, seconds=60, stop=False):
     return said.decode(errors="replace"), child.wait()
 
 
-def test_a_bar_on_a_terminal(tmp_path):
+def test_a_bar_on_a_terminal(tmp_path, drawn):
     said, code = on_a_terminal(f"pretrain {SHORT} --runs {tmp_path / 'runs'}")
     assert code == 0
     assert "━" in said
     assert "next: marginlens probe" in said
 
 
-def test_ctrl_c_on_a_terminal(tmp_path):
+def test_ctrl_c_on_a_terminal(tmp_path, drawn):
     long = SHORT.replace("--epochs 2", "--epochs 2000")
     said, code = on_a_terminal(f"pretrain {long} --runs {tmp_path / 'runs'}", stop=True)
     assert code == 130
     assert "--resume" in said
 
 
-def test_streams_that_are_closed(tmp_path):
+def test_streams_that_are_closed(tmp_path, drawn):
     command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} >&- 2>&-"
     subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert list((tmp_path / "runs").glob("*/result.json"))
