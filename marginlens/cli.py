@@ -45,10 +45,10 @@ def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     try:
         name, options = _command(words)
-        if not name:
+        if name:
+            _run(name, options)
+        else:
             print(_overview(words))
-            return
-        _run(name, options)
         if sys.stdout is not None:
             sys.stdout.flush()  # or a full disk is found out when nobody can say so
     except ValueError as error:

@@ -23,7 +23,7 @@ from marginlens.train.feed import Feed, open_feed
 from marginlens.train.model import make_method, make_views
 from marginlens.train.pretrain import pretrain
 from marginlens.train.probe import linear_probe, probe
-from marginlens.train.progress import Display
+from marginlens.train.progress import Display, errors
 from marginlens.train.restore import load_method_of
 
 EFFECTS = {"plain": "plain", "margin": "margin(m1=0.2, m2=0.1)", "emphasis": "emphasis(s=2)"}
@@ -68,7 +68,7 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
     except OSError as error:
         raise ValueError(f"cannot write to {out} ({error.strerror}); give --out another folder") from None
     feed = open_feed("shapes", torch.device("cpu"))
-    console = Console(stderr=True, highlight=False)
+    console = errors()
     shown = [_random(feed, plain)]
     for name in EFFECTS:
         console.print(f"\n{name}: {EFFECTS[name]}", markup=False)

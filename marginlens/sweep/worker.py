@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from marginlens.train.progress import mute
+
 GRACE = 60.0
 """Seconds that a worker has to write a checkpoint when it was asked to end."""
 
@@ -129,27 +131,18 @@ class _Unheard(io.TextIOWrapper):
     """Of the job, which is said before an epoch: those of all parts look alike."""
 
     def write(self, text: str) -> int:
-        with _mute():
+        with mute(self):
             super().write(f"{self.part} {text}" if self.part and text.startswith("epoch ") else text)
         return len(text)
 
     def flush(self) -> None:
-        with _mute():
+        with mute(self):
             super().flush()
 
 
 def _name_part(name: str) -> None:
     if isinstance(sys.stderr, _Unheard):
         sys.stderr.part = name
-
-
-@contextlib.contextmanager
-def _mute() -> Iterator[None]:
-    """From a broken pipe on, what is said goes nowhere."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class _Stop(BaseException):

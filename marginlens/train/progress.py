@@ -29,14 +29,16 @@ class _Errors(io.TextIOBase):
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
-        with _mute() as stream:
-            if stream is not None:
+        stream = _stream()
+        if stream is not None:
+            with mute(stream):
                 stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _mute() as stream:
-            if stream is not None:
+        stream = _stream()
+        if stream is not None:
+            with mute(stream):
                 stream.flush()
 
     def isatty(self) -> bool:
@@ -50,11 +52,10 @@ def _stream() -> Any:
 
 
 @contextmanager
-def _mute() -> Iterator[Any]:
-    """From the first line on that cannot be written, what is said goes nowhere."""
-    stream = _stream()
+def mute(stream: Any) -> Iterator[None]:
+    """From the first line on that cannot be written to a stream, what is said there goes nowhere."""
     try:
-        yield stream
+        yield
     except OSError:
         with suppress(OSError, AttributeError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
