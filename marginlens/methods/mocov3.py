@@ -23,9 +23,10 @@ class MoCoV3(nn.Module):
     """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
 
     In-batch negatives: the teacher's embeddings of the other images. `last_bn` ends the projector in a batch norm
-    without affine parameters: s = 20 gains with it and loses without; `predictor_bn` ends the predictor in one too
-    (docs/methods.md has what is measured). `symmetric` adds the loss with the views exchanged, `two_tau` multiplies the
-    loss by 2 tau. The official code does both; the paper does not say.
+    without affine parameters: s = 20 gains with it and loses without; `predictor_bn` ends the predictor in one too.
+    `bn_splits` lets the backbone's batch norms see a batch in so many parts: 1 takes any batch, and the laboratory's
+    recipe has parts of 64 images (docs/methods.md has what is measured). `symmetric` adds the loss with the views
+    exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from marginlens.paper.recipe import others
+
 Settings = Mapping[str, Any]
 Kind = Literal["table", "figure", "hyper-parameters"]
 
@@ -50,10 +52,13 @@ class Cell:
     """Whether a swept value (of s, c, m1, the batch size) is our choice, because the paper's text does not give it."""
     at: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The parameters that make this cell, by the paper's symbols (and batch, epochs): a figure's coordinates."""
-    alternatives: Mapping[str, Settings] = field(default_factory=dict, hash=False)
-    """Settings for other readings of the paper's words, by what differs; empty where there is one reading."""
     reading: str = ""
-    """Which of those this is; "" for the first reading."""
+    """Which of the paper's readings this is, by what differs from the first; "" for the first."""
+
+    @property
+    def alternatives(self) -> Mapping[str, Settings]:
+        """Settings for other readings of the paper's words, by what differs; empty where there is one reading."""
+        return {} if self.reading or self.settings is None else others(self.settings)
 
 
 @dataclass(frozen=True)

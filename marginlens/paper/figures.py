@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 from marginlens.paper.cells import Cell, Table, number, show
-from marginlens.paper.recipe import BATCH, DATA, other_scope, run, spell
+from marginlens.paper.recipe import BATCH, DATA, run, spell
 
 CURVATURES = (1 / 3, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0)
 """Sec. 5.3: "three convex (c is 1/3, 0.5, 0.7), three concave (c is 1.5, 2.5, 5), and linear (c is 1) curves"."""
@@ -61,7 +61,6 @@ def _points(
             f"{number(key)}, {row}, {column}",
             ours=baseline or not chosen.isdisjoint(at),
             at=at,
-            alternatives=other_scope(method, data, at),
         )
 
 

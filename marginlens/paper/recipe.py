@@ -1,8 +1,9 @@
 """From the paper's words to settings: its names, what it states, and the one reading that we chose.
 
 A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.train.config`. That recipe already has
-what the paper does not say and its results need: MoCo v3's projector and predictor end in a batch norm without affine
-parameters (`METHOD_DEFAULTS`); without the projector's, s = 20 loses instead of gaining.
+what the paper does not say and its results need (`METHOD_DEFAULTS`): MoCo v3's projector and predictor end in a batch
+norm without affine parameters (without the projector's, s = 20 loses instead of gaining), and its backbone's batch
+norms see a quarter of the batch at a time (over the whole batch, s = 20 gains less than the paper has).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from marginlens import notation
 from marginlens.effects import PLAIN, Attenuation, Emphasis, Kind, Margin, Ratio, Scope
 
 METHODS = {"MoCo": "mocov3", "SimCLR": "simclr", "BYOL": "byol"}
@@ -39,6 +41,9 @@ Which one the tables used is not known. Alg. 4 is given "for reproduction", so i
 in `Cell.alternatives`.
 """
 
+WHOLE_BATCH = {"bn_splits": 1}
+"""The other reading of MoCo v3's batch norms, of which the paper does not speak: over the whole batch."""
+
 
 def run(method: str, data: str, effect: str, epochs: int = EPOCHS, batch: int = BATCH) -> dict[str, Any]:
     """Settings of a pre-training, by the paper's names; what the recipe has anyway is left out."""
@@ -46,12 +51,12 @@ def run(method: str, data: str, effect: str, epochs: int = EPOCHS, batch: int = 
     return settings if batch == BATCH else settings | {"batch": batch}
 
 
-def spell(at: Mapping[str, float], scope: Scope = RATIO_SCOPE) -> str:
+def spell(at: Mapping[str, float]) -> str:
     """The effect with margins m1, m2 or with scale s and curvature c; m1 alone is the ratio's."""
     if "m2" in at:
         return str(Margin(at["m1"], at["m2"]))
     if "m1" in at:
-        return str(Ratio(at["m1"], scope)) if at["m1"] else str(PLAIN)
+        return str(Ratio(at["m1"], RATIO_SCOPE)) if at["m1"] else str(PLAIN)
     s, c = at.get("s", 1.0), at.get("c", math.inf)
     return str(PLAIN) if s == 1.0 and math.isinf(c) else str(Emphasis(s, c))
 
@@ -61,9 +66,14 @@ def spell_attenuation(alpha: float, kind: Kind) -> str:
     return str(Attenuation(alpha, kind)) if alpha else str(PLAIN)
 
 
-def other_scope(method: str, data: str, at: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """The other reading of the ratio with margin m1; nothing where there is no ratio."""
-    if "m2" in at or not at.get("m1"):
-        return {}
-    scope: Scope = "row" if RATIO_SCOPE == "positive" else "positive"
-    return {f"scope={scope}": run(method, data, spell(at, scope))}
+def others(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The other readings of a cell's settings, by what differs: the ratio's scope, MoCo v3's batch norms, and both."""
+    found: dict[str, dict[str, Any]] = {}
+    if isinstance(ratio := notation.effect(settings["effect"]), Ratio):
+        scope: Scope = "row" if RATIO_SCOPE == "positive" else "positive"
+        found[f"scope={scope}"] = {**settings, "effect": str(Ratio(ratio.m1, scope))}
+    if settings["method"] == METHODS["MoCo"]:
+        said = ", ".join(f"{name}={value}" for name, value in WHOLE_BATCH.items())
+        whole = {f"{what}, {said}": {**of, **WHOLE_BATCH} for what, of in found.items()}
+        found |= {said: {**settings, **WHOLE_BATCH}} | whole
+    return found

@@ -18,18 +18,25 @@ TABLES: dict[str, Table] = {t.key: t for t in sorted((*tables.TABLES, *hyper.TAB
 """tab1 to tab10, fig1 to fig8, in the paper's numbering."""
 
 
-def find(pattern: str, table: str = "") -> tuple[Cell, ...]:
-    """The cells whose path matches a pattern such as "MoCo/CIFAR10/*", whatever its case; of one table, or of all."""
+def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Cell, ...]:
+    """The cells whose path matches a pattern such as "MoCo/CIFAR10/*", whatever its case; of one table, or of all.
+
+    With every reading, a cell that matches comes by all of its own, and "MoCo/*/bn_splits=1" matches one of them alone.
+    """
     if table and table not in TABLES:
         raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
     cells = [cell for key, t in TABLES.items() if table in ("", key) for cell in t.cells]
-    found = tuple(cell for cell in cells if fnmatchcase(cell.path.lower(), pattern.lower()))
-    if found:
+
+    def fits(cell: Cell) -> bool:
+        return fnmatchcase(cell.path.lower(), pattern.lower())
+
+    shown = [(cell, read) for cell in cells for read in (readings(cell) if every_reading else (cell,))]
+    if found := tuple(read for cell, read in shown if fits(read) or fits(cell)):
         return found
     where = TABLES[table].name if table else "the paper"
     if not cells:
         raise ValueError(f"{where} has no cells to run: {TABLES[table].title.lower()}, {TABLES[table].kind}")
-    paths = {cell.path.lower(): cell.path for cell in cells}
+    paths = {read.path.lower(): read.path for _, read in shown}
     close = [paths[path] for path in get_close_matches(pattern.lower(), paths, n=3, cutoff=0.6)]
     hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
     raise ValueError(f"no cell of {where} matches {pattern!r}; {hint}")
@@ -43,7 +50,6 @@ def readings(cell: Cell) -> tuple[Cell, ...]:
             path=f"{cell.path}/{what}",
             row=f"{cell.row} ({what})",
             settings=settings,
-            alternatives={},
             reading=what,
         )
         for what, settings in cell.alternatives.items()

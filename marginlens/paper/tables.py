@@ -12,7 +12,7 @@ from typing import Literal
 from marginlens.effects import Kind
 from marginlens.paper.cells import Cell, Table, grid, number, published, show
 from marginlens.paper.hyper import CURVES, IMAGENET, IMAGENET_STATED, MARGINS, RATIOS, SCALES, given
-from marginlens.paper.recipe import DATA, other_scope, run, spell, spell_attenuation
+from marginlens.paper.recipe import DATA, run, spell, spell_attenuation
 
 ROWS = {
     "": ("plain", None),
@@ -128,10 +128,8 @@ def _methods(key: str, text: str, measure: Literal["probe", "transfer"]) -> Iter
         for (data, column, to), printed in zip(_columns(measure), numbers, strict=True):
             at = given(source, method, data) if source else {}
             path, where = f"{method}/{column.replace(' ', '')}/{name}", _where(key, row, column)
-            others = other_scope(method, data, at)
             settings = run(method, data, spell(at))
-            number_ = published(printed)
-            yield Cell(key, path, row, column, settings, "", measure, to, number_, where, at=at, alternatives=others)
+            yield Cell(key, path, row, column, settings, "", measure, to, published(printed), where, at=at)
 
 
 def _imagenet(key: str, text: str) -> Iterator[Cell]:

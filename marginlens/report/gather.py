@@ -171,7 +171,8 @@ def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, L
     """Without looks that say nothing.
 
     A run that is some cell's own is no shorter look at another's (200 epochs of Tab. 2 at the 1,000 of Tab. 9), one
-    that is a shorter look is no rehearsal, and of shorter looks those at the cells of fewest epochs count.
+    that is a shorter look is no rehearsal, and of shorter looks those at the cells of fewest epochs count. What several
+    readings of a cell have in common, as a rehearsal may be, is the first one's.
     """
     ranks: dict[str, int] = {}
     for _, seen, kind in found:
@@ -180,11 +181,11 @@ def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, L
     fewest: dict[str, int] = {}
     for cell, seen, _ in found:
         fewest[seen.key] = min(fewest.get(seen.key, 1 << 60), _asked(cell, "epochs"))
-    return [
-        (cell, seen, kind)
-        for cell, seen, kind in found
-        if kind == "exact" or _asked(cell, "epochs") == fewest[seen.key]
-    ]
+    kept: dict[tuple[str, str], tuple[Cell, Seen, Label]] = {}
+    for cell, seen, kind in found:
+        if kind == "exact" or _asked(cell, "epochs") == fewest[seen.key]:
+            kept.setdefault((cell.address, seen.key), (cell, seen, kind))
+    return list(kept.values())
 
 
 def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list[Line]:

@@ -51,10 +51,13 @@ def markdown(gathered: Gathered, at: Path) -> str:
 
 
 def brief(gathered: Gathered, at: Path) -> str:
-    """One Markdown table of the cells that have a number, without figures; of cells that are one run, the last."""
+    """One Markdown table of the cells that have a number, by the first reading of each, without figures.
+
+    Of cells that are one run it has the last.
+    """
     rows: dict[tuple[object, ...], tuple[Item, ...]] = {}
     for table in (table for table in gathered.tables.values() if table.kind == "table"):
-        ran = [line for line in gathered.lines[table.key] if line.values]
+        ran = [line for line in gathered.lines[table.key] if line.values and not line.cell.reading]
         for line, row in zip(ran, paper_grid(table, ran).rows, strict=True):
             one = (line.cell.to, *(v.run.key for v in line.values))
             rows.pop(one, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
-from marginlens.paper import TABLES, Cell, find, readings
+from marginlens.paper import TABLES, Cell, find
 from marginlens.parameters import hint
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
@@ -80,8 +80,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
     if given.get("print_config"):
         print(show(chosen, place))
         return
-    found, notes = _select(chosen.tables, chosen.only)
-    found = [read for cell in found for read in (readings(cell) if chosen.readings else (cell,))]
+    found, notes = _select(chosen.tables, chosen.only, chosen.readings)
     ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
     asked = [(cell, cells.job(cell, seed, *ask)) for seed in range(chosen.seeds) for cell in found]
     of: Cells = {}
@@ -164,16 +163,16 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
     return merge(evenly(jobs))
 
 
-def _select(tables: Sequence[str], only: Sequence[str]) -> tuple[list[Cell], list[str]]:
+def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> tuple[list[Cell], list[str]]:
     """The cells to run, and a line on each that cannot be; a pattern must match in one of the tables."""
     if not tables:
         raise ValueError(f"name a table or figure of the paper: {', '.join(TABLES)}")
-    chosen: dict[str, Cell] = {}
+    chosen: dict[tuple[str, str], Cell] = {}
     refused: dict[str, dict[str, ValueError]] = {table: {} for table in tables}
     for table in refused:
         for pattern in dict.fromkeys(only):
             try:
-                chosen |= {cell.address: cell for cell in find(pattern, table)}
+                chosen |= {(cell.address, cell.reading): cell for cell in find(pattern, table, every_reading)}
             except ValueError as error:
                 if table not in TABLES:
                     raise

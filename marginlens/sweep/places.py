@@ -68,7 +68,10 @@ class Selection(Settings):
     seeds: int = Field(1, ge=1, le=1000, description="Seeds of each cell: 0, 1, ...")
     epochs: int = Field(0, ge=0, description="A shorter look: epochs of pre-training; 0: the paper's.")
     probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: the paper's.")
-    readings: bool = Field(False, description="Also run the other readings of the paper's words: ratio's other scope.")
+    readings: bool = Field(
+        False,
+        description="Also run the other readings of the paper's words: scope=row of the ratio, bn_splits=1 of MoCo v3.",
+    )
     dataset: str = Field("", description="A rehearsal on these data, e.g. shapes, with their own recipe.")
 
 

@@ -74,10 +74,11 @@ PROBE_RECIPES: dict[str, dict[str, Any]] = {
 """What a data set asks of a probe on it; the paper's data sets ask for what `Probe` has."""
 
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "mocov3": {"last_bn": True, "predictor_bn": True},
+    "mocov3": {"last_bn": True, "predictor_bn": True, "bn_splits": 4},
     "simclr": {},
     "byol": {"tau": 0.5, "beta": 0.0},
 }
+"""What a method asks for, at the recipe's batch. `bn_splits` keeps the size of its parts where the batch is another."""
 
 METHOD_SETTINGS = {
     **{name: name for name in ("tau", "beta", "effect", "hidden", "out", "last_bn", "bias", "predictor_bn")},
@@ -133,7 +134,12 @@ class Pretrain(Settings):
     last_bn: bool = Field(False, description="End the projector in a batch norm without affine parameters.")
     bias: bool = Field(True, description="Biases in the linear layers of the heads.")
     predictor_bn: bool = Field(False, description="End the predictor in such a batch norm too (mocov3, byol).")
-    bn_splits: int = Field(1, ge=1, description="Parts of a batch that the backbone's batch norms see one at a time.")
+    bn_splits: int = Field(
+        1,
+        ge=1,
+        description="Parts of a batch that the backbone's batch norms see one at a time; "
+        "not given, mocov3: of 64 images, where such parts fill the batch.",
+    )
     symmetric: bool = Field(False, description="Add the loss with the two views exchanged (mocov3, byol).")
     two_tau: bool = Field(False, description="Multiply the loss by 2 tau, as the official MoCo v3 does.")
     ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher (mocov3, byol).")
@@ -162,7 +168,12 @@ class Pretrain(Settings):
         data = RECIPES.get(str(given.get("data", cls.model_fields["data"].default)), {})
         data = {name: value for name, value in data.items() if method in METHODS and takes(method, name)}
         recipe = METHOD_DEFAULTS.get(method, {}) | data
-        epochs = _whole(given.get("epochs", cls.model_fields["epochs"].default))
+        usual = {name: cls.model_fields[name].default for name in ("batch", "epochs")}
+        if "bn_splits" in recipe:
+            part = usual["batch"] // recipe["bn_splits"]
+            batch = _whole(given.get("batch", recipe.get("batch", usual["batch"])))
+            recipe["bn_splits"] = batch // part if batch and batch > 0 and batch % part == 0 else 1
+        epochs = _whole(given.get("epochs", usual["epochs"]))
         if epochs is not None and epochs > 0:
             recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
         return recipe | dict(given)

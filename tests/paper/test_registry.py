@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 import marginlens as ml
-from marginlens.paper import TABLES, Published, elsewhere, figures, find, hyper, recipe
+from marginlens.paper import TABLES, Published, elsewhere, figures, find, hyper, readings, recipe
 from marginlens.paper.cells import published
 from marginlens.paper.tables import ROWS
 from marginlens.train.config import Pretrain, Probe, build
@@ -166,11 +166,39 @@ def test_no_attenuation_is_the_plain_run():
 def test_the_ratio_has_two_readings():
     ratios = [cell for cell in RUNNABLE if cell.settings["effect"].startswith("ratio")]
     assert {cell.table for cell in ratios} == {"tab2", "tab3", "fig7"}
-    assert {cell.path for cell in CELLS if cell.alternatives} == {cell.path for cell in ratios}
+    assert {cell.path for cell in CELLS if "scope=row" in cell.alternatives} == {cell.path for cell in ratios}
     for cell in ratios:
         m1 = ml.effect(cell.settings["effect"]).m1
         assert cell.settings["effect"] == str(ml.Ratio(m1))
-        assert cell.alternatives == {"scope=row": cell.settings | {"effect": str(ml.Ratio(m1, scope="row"))}}
+        assert cell.alternatives["scope=row"] == cell.settings | {"effect": str(ml.Ratio(m1, scope="row"))}
+
+
+def test_batch_norms_of_moco_have_two_readings():
+    """Each reading of a cell comes with whole batches too; the other methods have one."""
+    for cell in RUNNABLE:
+        built = {what: build(Pretrain, settings) for what, settings in cell.alternatives.items()}
+        first = build(Pretrain, cell.settings)
+        if first.method != "mocov3":
+            assert set(built) <= {"scope=row"}
+            continue
+        assert first.bn_splits == 4
+        assert built["bn_splits=1"] == first.model_copy(update={"bn_splits": 1})
+        if "scope=row" in built:
+            both = built["scope=row"].model_copy(update={"bn_splits": 1})
+            assert built.pop("scope=row, bn_splits=1") == both != built.pop("scope=row")
+        assert set(built) == {"bn_splits=1"}
+
+
+def test_find_by_readings():
+    (base,) = find("MoCo/CIFAR10/pos", "tab2")
+    assert find("moco/cifar10/pos", "tab2", every_reading=True) == readings(base)
+    found = find("*/BN_splits=1", "tab2", every_reading=True)
+    assert {cell.reading for cell in found} == {"bn_splits=1"}
+    assert [cell.path for cell in found] == [f"{c.path}/bn_splits=1" for c in find("MoCo/*", "tab2")]
+    with pytest.raises(ValueError, match=r"no cell of Tab\. 2 matches"):
+        find("*/bn_splits=1", "tab2")
+    with pytest.raises(ValueError, match="near it: MoCo/CIFAR10/pos/bn_splits=1,"):
+        find("MoCo/CIFAR10/pos/bn_split=1", "tab2", every_reading=True)
 
 
 FIGURES = [table for table in TABLES.values() if table.kind == "figure" and table.cells]

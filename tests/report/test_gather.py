@@ -71,6 +71,26 @@ def test_another_reading_of_the_paper_stands_where_it_ran_beside_the_same_number
     assert sum("scope" in path for path in shown) == 1  # what did not run is not shown by every reading
 
 
+def test_whole_batches_are_another_reading_of_moco(store):
+    write_run(store, data="cifar100", probe=60.4)
+    write_run(store, data="cifar100", bn_splits=1, probe=61.9)
+    write_run(store, data="cifar100", method="simclr", probe=62.0)
+    found = read(store)
+    assert line(found, "MoCo/CIFAR100/plain").mean == 60.4
+    other = line(found, "MoCo/CIFAR100/plain/bn_splits=1")
+    assert (other.cell.row, other.mean) == ("MoCo (bn_splits=1)", 61.9)
+    assert line(found, "SimCLR/CIFAR100/plain").mean == 62.0
+    assert not found.others
+
+
+def test_a_rehearsal_of_several_readings_is_the_first_one_s(store):
+    """Batches of shapes are one part: whole ones and parts of them are one run."""
+    write_run(store, data="shapes", epochs=10, probe=70.0)
+    paths = [path for path, *_ in looks(read(store))]
+    assert "MoCo/CIFAR10/plain" in paths
+    assert not [path for path in paths if "bn_splits" in path]
+
+
 def test_nothing_run(store):
     found = read(store)
     assert all(x.mean is None and not x.partial for lines in found.lines.values() for x in lines)

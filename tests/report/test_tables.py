@@ -53,6 +53,15 @@ def test_same_records_same_bytes(store, tmp_path):
     assert again == first
 
 
+def test_a_brief_table_has_first_readings_only(tmp_path):
+    write_run(tmp_path / "runs", data="cifar100", probe=60.4)
+    write_run(tmp_path / "runs", data="cifar100", bn_splits=1, probe=61.9)
+    write_run(tmp_path / "runs", data="cifar100", effect="emphasis(s=20)", bn_splits=1, probe=64.4)
+    found = read(tmp_path / "runs")
+    assert re.findall(r"\d\d\.\d\d(?=\])", brief(found, tmp_path / "README.md")) == ["60.40"]
+    assert {"60.40", "61.90", "64.40"} <= set(re.findall(r"\d\d\.\d\d", markdown(found, tmp_path / "results.md")))
+
+
 def test_a_brief_table_of_what_was_run_between_its_marks(store, tmp_path):
     table = brief(read(store), tmp_path / "README.md")
     assert [[cell.strip() for cell in line.split("|")[1:-1]][:4] for line in table.splitlines()[2:]] == [

@@ -196,9 +196,14 @@ def test_reproduce_by_every_reading(pretend, capsys):
     words = ("reproduce", "tab2", "tab3", "--only", "MoCo/CIFAR10*/ratio", "--dry-run", "--json")
     assert len(_json(pretend, capsys, *words)["plan"]) == 2
     found = _json(pretend, capsys, *words, "--readings")["plan"]
-    assert {step["settings"]["effect"] for step in found} == {"ratio(m1=1.6)", "ratio(m1=1.6, scope=row)"}
-    assert len(found) == 4
+    ran = {(step["settings"]["effect"], step["settings"]["bn_splits"]) for step in found}
+    assert ran == {(f"ratio(m1=1.6{scope})", parts) for scope in ("", ", scope=row") for parts in (4, 1)}
+    assert len(found) == 8
     assert all(len(step["evaluations"]) == 2 for step in found)
+    words = ("reproduce", "tab2", "--only", "MoCo/CIFAR10/*/bn_splits=1", "--readings", "--dry-run", "--json")
+    found = _json(pretend, capsys, *words)["plan"]
+    assert len(found) == 5
+    assert {step["settings"]["bn_splits"] for step in found} == {1}
 
 
 def test_failed_runs_are_written_down_and_the_others_go_on(pretend, capsys, tmp_path):

@@ -25,6 +25,7 @@ def test_the_recipe_of_the_paper():
     assert (s.tau, s.hidden, s.out, s.ema, s.ema_schedule) == (0.25, 2048, 128, 0.99, "constant")
     assert (s.crop_scale, s.blur, s.weak_crop, s.symmetric, s.two_tau) == ((0.2, 1.0), 0.5, "resized", False, False)
     assert s.last_bn
+    assert (s.predictor_bn, s.bn_splits) == (True, 4)
     assert not Pretrain(method="simclr").last_bn
     for name in ("stl10", "tinyimagenet"):
         assert (Pretrain(data=name).size, Pretrain(data=name).ema) == (64, 0.996)
@@ -49,6 +50,17 @@ def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(dat
     )
     again = build(Pretrain, json.loads(json.dumps(own.model_dump(mode="json"))))
     assert again == own
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts"), [(256, 4), ("256", 4), (512, 8), (128, 2), (64, 1), (4, 1), (192, 3), (250, 1), (96, 1)]
+)
+def test_batch_norms_see_parts_of_64_images_where_these_fill_the_batch(batch, parts):
+    assert Pretrain(batch=batch).bn_splits == parts
+    assert Pretrain(batch=batch, method="byol").bn_splits == Pretrain(batch=batch, method="simclr").bn_splits == 1
+    assert Pretrain(batch=batch, bn_splits=1).bn_splits == 1
+    assert Pretrain(data="shapes", batch=batch).bn_splits == parts
+    assert (Pretrain(data="shapes").batch, Pretrain(data="shapes").bn_splits) == (64, 1)
 
 
 @pytest.mark.parametrize("epochs", [8, 8.0, "8"])
