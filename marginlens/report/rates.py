@@ -103,8 +103,12 @@ def rates_figure(gathered: Gathered) -> str:
 
 
 def rates_picture(gathered: Gathered) -> str:
-    """The same of probes by the recipe but for their rate, as an SVG file."""
+    """The same of probes by the recipe but for their rate, as an SVG file.
+
+    Of backbones by the recipe, where there are any: a picture with everything that was ever tried shows nothing.
+    """
     groups = [group for group in _groups(gathered) if all(set(odd(one)) <= {"lr"} for one in group[0][1].values())]
+    groups = [group for group in groups if not apart(group[0][0].settings)] or groups
     if not groups:
         raise ValueError(
             "no run was probed at several learning rates and else by the recipe: marginlens probe RUN --beside 3 10 30"
