@@ -47,7 +47,8 @@ def data(images: int) -> tuple[Store, str]:
 def make_trainer(method: str, held: Store, device: str, **settings: Any) -> Trainer:
     """A run at its start, which writes nothing."""
     feed = Arrays(held, torch.device(device))
-    asked: Pretrain = build(Pretrain, {"method": method, "data": "cifar10", "epochs": MOST + 4, **settings})
+    whole = {"bn_splits": 1}  # as floor.py has it, and what was measured before
+    asked: Pretrain = build(Pretrain, {"method": method, "data": "cifar10", "epochs": MOST + 4, **whole, **settings})
     run = Run(Path(tempfile.gettempdir()) / "marginlens-benchmark", asked, "", held.fingerprint, feed.mean, feed.std)
     return start(run, feed, len(held.labels("train")))
 

@@ -184,6 +184,21 @@ def test_a_home_that_is_not_there(capsys):
     assert "the ~ of a path stands for no folder" in refused(capsys, "runs", "--runs", "~nobody-of-that-name/x")
 
 
+@pytest.mark.parametrize("size", [0, 900])
+def test_half_a_picture_is_none(capsys, tmp_path, monkeypatch, size):
+    """A disk may be full at once, or when the last bytes are flushed."""
+
+    def stop(sheet, path, _):
+        path.write_bytes(bytes(size))
+        raise OSError(28, "No space left on device")
+
+    store.write("shapes", {name: [store.Batch(*shapes.draw(8, name))] for name in ("train", "test")}, shapes.CLASSES)
+    monkeypatch.setattr(Image.Image, "save", stop)
+    said = refused(capsys, "data", "show", "shapes", "--out", "new/grid.png", "--columns", "2")
+    assert "cannot write new/grid.png (No space left on device); give --out another place" in said
+    assert not list((tmp_path / "new").iterdir())
+
+
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 SHORT = "--data shapes --encoder tiny --limit 64 --batch 16 --hidden 16 --out 8 --epochs 2 --knn-every 0"
 

@@ -34,8 +34,14 @@ def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, hea
             tile = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
             large = tile.resize((zoom * tile.width, zoom * tile.height), Image.Resampling.NEAREST)
             sheet.paste(large, (_LABEL + x * width, top + y * height))
+    new = not path.exists()
     with writing(path, "--out"):
-        sheet.save(path, "PNG")
+        try:
+            sheet.save(path, "PNG")
+        except OSError:
+            if new:
+                path.unlink(missing_ok=True)  # half of a picture, or nothing of it
+            raise
 
 
 def save_views(

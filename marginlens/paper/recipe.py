@@ -69,10 +69,10 @@ def spell_attenuation(alpha: float, kind: Kind) -> str:
 def others(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The other readings of a cell's settings, by what differs: the ratio's scope, MoCo v3's batch norms, and both."""
     found: dict[str, dict[str, Any]] = {}
-    if isinstance(ratio := notation.effect(settings["effect"]), Ratio):
+    if isinstance(ratio := notation.effect(settings.get("effect", "plain")), Ratio):
         scope: Scope = "row" if RATIO_SCOPE == "positive" else "positive"
         found[f"scope={scope}"] = {**settings, "effect": str(Ratio(ratio.m1, scope))}
-    if settings["method"] == METHODS["MoCo"]:
+    if settings.get("method") == METHODS["MoCo"]:
         said = ", ".join(f"{name}={value}" for name, value in WHOLE_BATCH.items())
         whole = {f"{what}, {said}": {**of, **WHOLE_BATCH} for what, of in found.items()}
         found |= {said: {**settings, **WHOLE_BATCH}} | whole

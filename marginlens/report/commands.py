@@ -49,8 +49,8 @@ def report(
         only: Only these tables and figures, e.g. tab2 'fig*', and the runs that stand in them; not given: all.
         markdown: Write the Markdown tables to this file instead of OUT/tables.md.
         latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
-        insert: Put a table of what was run into this Markdown file, between the marks <!-- marginlens report --> and
-            <!-- end of marginlens report -->.
+        insert: Put a table of what was run, by the first reading of each cell, into this Markdown file, between the
+            marks <!-- marginlens report --> and <!-- end of marginlens report -->.
         rates: Draw what probes at several learning rates gave into this file, as SVG.
         json: Print the tables' numbers as JSON.
     """

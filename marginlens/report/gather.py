@@ -126,6 +126,11 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
 
 
+def cells_of(lines: Iterable[Line]) -> int:
+    """How many cells these lines are of, whatever the reading."""
+    return len({line.cell.address for line in lines})
+
+
 def std_of(numbers: Sequence[float]) -> float | None:
     """The sample standard deviation over seeds; none for one seed."""
     return statistics.stdev(numbers) if len(numbers) > 1 else None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from marginlens.paper import Table
 from marginlens.report.assets import SCRIPT, STYLE
 from marginlens.report.figures import figure
-from marginlens.report.gather import Gathered, Line
+from marginlens.report.gather import Gathered, Line, cells_of
 from marginlens.report.grids import (
     NOT_RUN,
     SPREAD,
@@ -77,9 +77,8 @@ def _overview(gathered: Gathered, rates: bool) -> str:
     rows = []
     for key, table in gathered.tables.items():
         lines = gathered.lines[key]
-        looked = {line.cell.path for line in gathered.looks[key]}
-        counts = (len(lines), sum(bool(x.values) for x in lines), sum(bool(x.partial) for x in lines), len(looked))
-        said = "".join(f'<td class="n">{n}</td>' for n in counts)
+        has = (lines, [x for x in lines if x.values], [x for x in lines if x.partial], gathered.looks[key])
+        said = "".join(f'<td class="n">{cells_of(some)}</td>' for some in has)
         if not lines:
             said = f'<td colspan="4" class="small">{_e(table.kind if table.values else "no runs")}</td>'
         name = f'<a href="#{_e(key)}">{_e(table.name)}</a>'

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from marginlens.report.gather import Gathered
+from marginlens.report.gather import Gathered, cells_of
 from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
 from marginlens.report.rates import highest, rates_grid
@@ -28,7 +28,9 @@ def grids(gathered: Gathered) -> list[Grid]:
         if table.kind != "figure":
             found.append(grid)
         elif rows := [row for row, line in zip(grid.rows, gathered.lines[key], strict=True) if line.runs]:
-            about = f"{grid.about} {len(rows)} of {len(grid.rows)} points have runs."
+            lines = gathered.lines[key]
+            ran, every = cells_of(line for line in lines if line.runs), cells_of(lines)
+            about = f"{grid.about} {ran} of {every} points have runs."
             found.append(Grid(grid.key, grid.title, about, grid.head, rows))
     more = (
         looks_grid(gathered),

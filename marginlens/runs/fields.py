@@ -160,7 +160,8 @@ def spelled(settings: Pretrain) -> dict[str, Any]:
     """The settings that must be given to get all of them: what is not the recipe's own value, and `ALWAYS`."""
     wanted = settings.model_dump(mode="json")
     given = {name: wanted[name] for name in ALWAYS}
-    base = _recipe(*(wanted[name] for name in ALWAYS if name != "seed"))
+    of = [wanted[name] for name in ALWAYS if name != "seed"]
+    base = _recipe(*of, wanted["batch"]) | {"batch": _recipe(*of).get("batch")}
     return given | {name: value for name, value in wanted.items() if name not in given and base.get(name) != value}
 
 
@@ -218,10 +219,11 @@ def plain(setting: Any, between: str = ",") -> str:
 
 
 @lru_cache(maxsize=1024)
-def _recipe(method: str, data: str, effect: str, epochs: int) -> dict[str, Any]:
-    """What every setting is where only these are given."""
+def _recipe(method: str, data: str, effect: str, epochs: int, batch: int | None = None) -> dict[str, Any]:
+    """What every setting is where only these are given: those that others may follow from."""
     try:
         given = {"method": method, "data": data, "effect": effect, "epochs": epochs}
+        given |= {} if batch is None else {"batch": batch}
         found: dict[str, Any] = build(Pretrain, given).model_dump(mode="json")
     except ValueError:  # these alone do not go together: everything is spelled out
         return {}

@@ -14,6 +14,7 @@ from marginlens.data import store as data_store
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
+from marginlens.runs.fields import spelled
 from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
 from marginlens.sweep.job import Evaluation, Job
 from marginlens.train.config import Pretrain, Probe
@@ -28,8 +29,6 @@ STATES: tuple[State, ...] = ("cached", "to run", "interrupted", "failed", "block
 
 _SAID = ("method", "data", "effect", "seed")
 """Settings that a job's name has in any case."""
-_FOLLOWED = ("method", "data", "epochs")
-"""Settings that a recipe goes by."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +132,10 @@ def evenly(jobs: Sequence[Job]) -> list[Job]:
 def names(jobs: Sequence[Job]) -> list[str]:
     """A name for each job that tells it from the others: what else differs among them is added, if it was chosen.
 
-    What only follows from the recipe of a method, its data and its epochs was not.
+    What only follows from the recipe of a method, its data, its epochs and its batch was not.
     """
     values = [job.settings.model_dump(mode="json") for job in jobs]
-    usual = [Pretrain(**{n: v[n] for n in _FOLLOWED}).model_dump(mode="json") for v in values]
-    chosen = {n for v, u in zip(values, usual, strict=True) for n in v if v[n] != u[n]} | {"epochs"}
+    chosen = {name for job in jobs for name in spelled(job.settings)}
     differ = [n for n in Pretrain.model_fields if n in chosen - {*_SAID} and len({str(v[n]) for v in values}) > 1]
     return [
         " ".join([job.name, *(f"{name}={value[name]}" for name in differ)])

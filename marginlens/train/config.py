@@ -42,7 +42,7 @@ def _scale(scale: tuple[float, float]) -> tuple[float, float]:
 def _whole(value: Any) -> int | None:
     """The whole number that a value stands for, as pydantic reads it."""
     try:
-        return int(value) if float(value) == int(value) else None
+        return int(float(value)) if float(value).is_integer() else None
     except (TypeError, ValueError, OverflowError):
         return None
 

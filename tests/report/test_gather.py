@@ -13,6 +13,7 @@ from marginlens.report.gather import gather
 from marginlens.report.grids import looks_grid, paper_grid
 from marginlens.report.others import others_grid
 from marginlens.report.page import page
+from marginlens.report.tables import grids
 from marginlens.runs.store import scan
 from marginlens.train.record import open_run
 from tests.report.folders import evaluate, settle, write_run
@@ -81,6 +82,9 @@ def test_whole_batches_are_another_reading_of_moco(store):
     assert (other.cell.row, other.mean) == ("MoCo (bn_splits=1)", 61.9)
     assert line(found, "SimCLR/CIFAR100/plain").mean == 62.0
     assert not found.others
+    about = {grid.key: grid.about for grid in grids(found)}
+    assert about["fig3"].endswith(f" 2 of {len(TABLES['fig3'].cells)} points have runs.")
+    assert re.search(rf">{len(TABLES['tab2'].cells)}</td><td[^>]*>2</td>", page(found, [store]))
 
 
 def test_a_rehearsal_of_several_readings_is_the_first_one_s(store):

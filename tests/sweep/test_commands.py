@@ -204,6 +204,10 @@ def test_reproduce_by_every_reading(pretend, capsys):
     found = _json(pretend, capsys, *words)["plan"]
     assert len(found) == 5
     assert {step["settings"]["bn_splits"] for step in found} == {1}
+    with pytest.raises(SystemExit):
+        pretend("reproduce", "tab2", "--only", "MoCo/CIFAR10/pos/bn_splits=1", "--dry-run")
+    said = "MoCo/CIFAR10/pos/bn_splits=1 is another reading of the paper's words; --readings runs those"
+    assert said in capsys.readouterr().err
 
 
 def test_failed_runs_are_written_down_and_the_others_go_on(pretend, capsys, tmp_path):

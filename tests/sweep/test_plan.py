@@ -196,6 +196,11 @@ def test_names_tell_jobs_apart():
     assert found == ["mocov3 shapes plain seed 1 tau=0.1", "mocov3 shapes plain seed 1 tau=0.2"]
     found = plan.names([job(), job(data="stl10"), job(data="stl10", epochs=8)])  # size, split, warm-up: the recipe's
     assert [name.partition(" seed 0 ")[2] for name in found] == ["epochs=2", "epochs=2", "epochs=8"]
+    found = plan.names([job(batch=batch, bn_splits=parts) for batch, parts in ((64, 1), (128, 2), (128, 1))])
+    ends = ["bn_splits=1 batch=64", "bn_splits=2 batch=128", "bn_splits=1 batch=128"]
+    assert [name.partition(" seed 0 ")[2] for name in found] == ends
+    found = plan.names([job(batch=batch) for batch in (64, 128, 512)])  # the parts of a batch follow from it
+    assert [name.partition(" seed 0 ")[2] for name in found] == ["batch=64", "batch=128", "batch=512"]
 
 
 def test_planning_changes_nothing(tmp_path):

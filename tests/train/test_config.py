@@ -53,7 +53,8 @@ def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(dat
 
 
 @pytest.mark.parametrize(
-    ("batch", "parts"), [(256, 4), ("256", 4), (512, 8), (128, 2), (64, 1), (4, 1), (192, 3), (250, 1), (96, 1)]
+    ("batch", "parts"),
+    [(256, 4), ("256", 4), ("256.0", 4), (512, 8), (128, 2), (64, 1), (4, 1), (192, 3), (250, 1), (96, 1)],
 )
 def test_batch_norms_see_parts_of_64_images_where_these_fill_the_batch(batch, parts):
     assert Pretrain(batch=batch).bn_splits == parts
@@ -63,7 +64,7 @@ def test_batch_norms_see_parts_of_64_images_where_these_fill_the_batch(batch, pa
     assert (Pretrain(data="shapes").batch, Pretrain(data="shapes").bn_splits) == (64, 1)
 
 
-@pytest.mark.parametrize("epochs", [8, 8.0, "8"])
+@pytest.mark.parametrize("epochs", [8, 8.0, "8", "8.0"])
 def test_numbers_as_files_may_spell_them(epochs):
     assert Pretrain(epochs=epochs) == Pretrain(epochs=8)
     assert Pretrain(epochs=epochs).warmup == 2
