@@ -142,7 +142,8 @@ def cell(row, key, form):
 
 
 def table(rows, columns):
-    """A table from rows; columns: title -> (key, format)."""
+    """A table from rows; columns: title -> (key, format). What no row has is no column."""
+    columns = {title: column for title, column in columns.items() if any(cell(row, *column) for row in rows)}
     text = f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     for row in rows:
         text += f"| {' | '.join(cell(row, *column) for column in columns.values())} |\n"
