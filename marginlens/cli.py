@@ -64,8 +64,6 @@ def main(words: list[str] | None = None) -> None:
         _let_go_of_stdout()
         _fail(f"the output cannot be written ({error.strerror})", 1)
     except Exception as error:
-        if isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
-            _fail(f"the ~ of a path stands for no folder ({error})", 2)
         if not isinstance(code := getattr(error, "code", None), int):
             raise
         _fail(str(error), code)  # a run that stopped, and says why

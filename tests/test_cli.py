@@ -180,8 +180,32 @@ def test_nothing_to_read_shapes_from(capsys, tmp_path):
     )
 
 
-def test_a_home_that_is_not_there(capsys):
-    assert "the ~ of a path stands for no folder" in refused(capsys, "runs", "--runs", "~nobody-of-that-name/x")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "--runs"),
+        ("pretrain", "--config"),
+        ("data", "prepare", "cifar10", "--from"),
+        ("report", "--runs", ".", "--out"),
+        ("pretrain", "--data", "shapes", "--weights"),
+        ("probe",),
+    ],
+    ids=" ".join,
+)
+def test_a_home_that_is_not_there(capsys, drawn, words):
+    said = refused(capsys, *words, "~nobody-of-that-name/x")
+    assert "the ~ of ~nobody-of-that-name/x stands for no folder" in said
+
+
+def test_a_user_without_a_home(capsys, monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("MARGINLENS_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    said = refused(capsys, "data", "info", "shapes")
+    assert "there is no home folder to keep data in; set MARGINLENS_DATA to a folder" in said
 
 
 @pytest.mark.parametrize("size", [0, 900])

@@ -22,6 +22,7 @@ from marginlens.data.prepare import open_data, prepare
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import Crop, View, strong, weak
+from marginlens.paths import expanded
 
 THUMBNAIL = 64
 
@@ -78,7 +79,7 @@ def data_prepare(
     if name == KIND:
         if from_ is None:
             raise DataError("a folder is prepared from a path: marginlens data prepare folder --from PATH")
-        name = _folder_name(as_ or from_.expanduser().resolve().name)
+        name = _folder_name(as_ or expanded(from_).resolve().name)
         _, skipped = prepare_folder(from_, name, skip_bad=skip_bad, mean=mean, std=std, workers=workers)
     elif as_ is not None or mean is not None or std is not None or skip_bad:
         raise DataError(f"--as, --mean, --std and --skip-bad are for a folder; {name} is what it is")

@@ -28,6 +28,7 @@ from marginlens.data import store
 from marginlens.data.atomic import DataError, flush, partial, publish, save
 from marginlens.data.images import SUFFIXES, as_rgb, decode, pixels, shrunk
 from marginlens.data.store import NO_LABEL, Images, Labels
+from marginlens.paths import expanded
 
 TEST_NAMES = ("val", "test")
 _spawning = threading.Lock()
@@ -98,7 +99,7 @@ def prepare_folder(
     for what, given, low in (("mean", mean, 0.0), ("std", std, 1e-6)):
         if given is not None and not all(low <= x <= 1.0 for x in given):
             raise ValueError(f"{what} is {given}; it must be numbers from {low:g} to 1, as of pixels in [0, 1]")
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     found, classes = _walk(path)
     seen = {split: _look_at(path, [file for file, _ in files], workers) for split, files in found.items()}
     bad = [f"{s.file} ({s.error})" for part in seen.values() for s in part if s.error]

@@ -12,6 +12,7 @@ from marginlens.data.folder import KIND, FolderIndex, read_folder
 from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
 from marginlens.parameters import hint
+from marginlens.paths import expanded
 
 
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
@@ -59,7 +60,7 @@ def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:
     if not found.url:
         return Folder(root)
-    at = download(name, found, root / "downloads") if path is None else path.expanduser()
+    at = download(name, found, root / "downloads") if path is None else expanded(path)
     return open_files(at, found.inner)
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marginlens.data.atomic import DataError, flush, partial, publish, save
+from marginlens.paths import expanded
 
 FORMAT = 1
 Images = NDArray[np.uint8]
@@ -95,9 +96,13 @@ class Store:
 
 def root() -> Path:
     """Where stores live: the folder that MARGINLENS_DATA names, or one in the user's cache."""
-    named = os.environ.get("MARGINLENS_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named).expanduser() if named else cache / "marginlens" / "data"
+    if named := os.environ.get("MARGINLENS_DATA"):
+        return expanded(named)
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as containers have them
+        raise DataError("there is no home folder to keep data in; set MARGINLENS_DATA to a folder") from None
+    return cache / "marginlens" / "data"
 
 
 def read(name: str, folder: Path | None = None) -> Store:

@@ -11,6 +11,7 @@ from typing import Any
 from marginlens.data.atomic import put, writing
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
+from marginlens.paths import expanded
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.latex import latex as make_latex
 from marginlens.report.page import page
@@ -55,8 +56,8 @@ def report(
         json: Print the tables' numbers as JSON.
     """
     found = read(runs, only)
-    more = {"--insert": (insert.expanduser(), insert_brief(found, insert.expanduser()))} if insert else {}
-    more |= {"--rates": (rates.expanduser(), rates_picture(found))} if rates else {}
+    more = {"--insert": (expanded(insert), insert_brief(found, expanded(insert)))} if insert else {}
+    more |= {"--rates": (expanded(rates), rates_picture(found))} if rates else {}
     written = write(found, runs, out, markdown, latex)
     for option, (path, text) in more.items():
         _put(path, text, option)
@@ -80,9 +81,9 @@ def write(
     found: Gathered, runs: Sequence[Path], out: Path, markdown: Path | None = None, latex: Path | None = None
 ) -> list[str]:
     """Writes the three files, and returns their names."""
-    out = out.expanduser()
-    table = markdown.expanduser() if markdown else out / "tables.md"
-    tex = latex.expanduser() if latex else out / "tables.tex"
+    out = expanded(out)
+    table = expanded(markdown) if markdown else out / "tables.md"
+    tex = expanded(latex) if latex else out / "tables.tex"
     _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out")
     _put(table, make_markdown(found, table), "--markdown" if markdown else "--out")
     _put(tex, make_latex(found), "--latex" if latex else "--out")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from marginlens.paths import expanded
 from marginlens.runs import store, texts
 from marginlens.runs.entry import Entry
 from marginlens.runs.fields import conditions, ordered, row
@@ -152,7 +153,7 @@ def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOpt
         done: dict[str, list[str]] = {"added": [], "completed": [], "there_already": []}
         for path in folder:
             try:
-                what, final = _add(path, Path(place.runs).expanduser())
+                what, final = _add(path, expanded(place.runs))
                 done[what].append(str(final))
             except ValueError as error:
                 bad.append(str(error))
@@ -164,7 +165,7 @@ def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOpt
 
 def _add(path: Path, home: Path) -> tuple[str, Path]:
     """Adds a run, and says what that was: added, completed, or there already."""
-    source = path.expanduser().resolve()
+    source = expanded(path).resolve()
     if not (source / "config.json").exists() and any(source.glob("*/config.json")):
         raise ValueError(f"{path} is a store, not a run's folder; give the runs in it: {shlex.quote(str(path))}/*")
     final = home / source.name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
+from marginlens.paths import expanded
 from marginlens.runs.entry import Entry, examine
 from marginlens.runs.store import scan
 
@@ -16,7 +16,7 @@ def find(words: Sequence[str], runs: str) -> list[Entry]:
     store: list[Entry] | None = None
     found = []
     for word in words:
-        path = Path(word).expanduser()
+        path = expanded(word)
         if path.is_dir():
             found.append(examine(path.resolve() if path.name in ("", "..") else path))
             continue

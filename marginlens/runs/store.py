@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marginlens.data.atomic import DataError, partial, put, unique
+from marginlens.paths import expanded
 from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files, size_of, when
 from marginlens.train import record
 from marginlens.train.config import Pretrain, Settings
@@ -36,7 +37,7 @@ _LAST = ("failure.json", "result.json")
 
 def scan(runs: str | Path) -> list[Entry]:
     """Every folder of a store, by name; a bad one is an entry, never an exception. Hidden ones are not looked at."""
-    folder = Path(runs).expanduser()
+    folder = expanded(runs)
     try:
         inside = sorted(item.path for item in os.scandir(folder) if _is_folder(item))
     except FileNotFoundError:
@@ -111,7 +112,7 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
         raise ValueError(f"{source} holds {odd!r}, which is not a record of a run")
     if name.startswith(".") or PurePosixPath(name).name != name:
         raise ValueError(f"{name!r} cannot name a run's folder; give the run's own name")
-    folder = runs.expanduser()
+    folder = expanded(runs)
     _writable(folder)
     final = folder / name
     try:

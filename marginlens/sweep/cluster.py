@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marginlens.paths import expanded
 from marginlens.runs.store import add, records
 from marginlens.sweep.child import Child, Outcome, wait
 from marginlens.sweep.job import Job, Where, note_crash
@@ -84,7 +85,7 @@ def run_ray(
     ray = _ray()
     asked = {"num_cpus": place.cpus_per_run, "num_gpus": gpus, "max_retries": 0, "max_calls": 1}
     task = ray.remote(**asked)(remote)
-    where = place.where.model_dump(mode="json") | {"runs": str(Path(place.runs).expanduser().absolute())}
+    where = place.where.model_dump(mode="json") | {"runs": str(expanded(place.runs).absolute())}
 
     def submit(step: Step) -> Any:
         own = where | {"fingerprints": dict(step.fingerprints)}

@@ -14,6 +14,7 @@ from marginlens.data import store as data_store
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
+from marginlens.paths import expanded
 from marginlens.runs.fields import spelled
 from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
 from marginlens.sweep.job import Evaluation, Job
@@ -110,7 +111,7 @@ def look_again(step: Step, runs: str | Path) -> Step:
 
 def look(runs: str | Path) -> list[Entry]:
     """The entries of a store; none of one that is yet to be made."""
-    return scan(runs) if Path(runs).expanduser().exists() else []
+    return scan(runs) if expanded(runs).exists() else []
 
 
 def away(steps: Sequence[Step]) -> list[Step]:

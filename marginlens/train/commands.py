@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tyro.conf import OmitArgPrefixes, Positional
 
 from marginlens.data.prepare import open_data
+from marginlens.paths import expanded
 from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
@@ -53,7 +54,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
         if place.resume:
-            folder = Path(place.runs).expanduser() / run_name(chosen, open_data(chosen.data).fingerprint)
+            folder = expanded(place.runs) / run_name(chosen, open_data(chosen.data).fingerprint)
             if not folder.exists():
                 print(f"nothing was begun with these settings, so this is a new run: {folder}", file=sys.stderr)
         run = training.pretrain(chosen, **place.model_dump())

@@ -16,6 +16,7 @@ from marginlens.data.atomic import DataError, put, writing
 from marginlens.data.folder import prepare_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
+from marginlens.paths import expanded
 from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
 from marginlens.train.knn import diverged
@@ -152,7 +153,7 @@ def _how(found: dict[str, Any]) -> str:
 @contextmanager
 def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Iterator[tuple[Feed, list[str]]]:
     """A folder, indexed for the moment, or a prepared data set; and the images that were left out."""
-    path = Path(data).expanduser()
+    path = expanded(data)
     if path.is_dir() and "/" not in data and exists(data):
         raise DataError(f"{data} is a folder here and a prepared data set; write ./{data} for the folder, or rename it")
     if not path.is_dir():
@@ -167,7 +168,7 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
 
 def _free(out: str | Path, beside: str) -> Path:
     """The file to write, if neither it nor what is written beside it is there, and something can be written there."""
-    path = Path(out).expanduser()
+    path = expanded(out)
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
     for file in (path, path.with_suffix(beside)):

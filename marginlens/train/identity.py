@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marginlens.paths import expanded
 from marginlens.train.config import Pretrain, Settings, build, takes
 
 NUMERICS = 1
@@ -54,7 +55,7 @@ def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
     if not takes(settings.method, "ema"):
         del kept["ema"]  # it has no teacher
     if settings.weights:
-        kept["weights"] = digest(Path(settings.weights).expanduser())
+        kept["weights"] = digest(expanded(settings.weights))
     return {"settings": kept, "data": fingerprint, "numerics": NUMERICS}
 
 

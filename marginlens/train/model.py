@@ -17,6 +17,7 @@ from torch import nn
 from marginlens.data.views import View, strong, weak
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from marginlens.nets.resnet import ResNet, default_stem, encoder, load_backbone
+from marginlens.paths import expanded
 from marginlens.train.config import METHOD_SETTINGS, Pretrain, takes
 from marginlens.train.feed import Feed
 
@@ -46,7 +47,7 @@ def _encoder(settings: Pretrain) -> ResNet:
     stem = default_stem(settings.encoder, settings.size) if settings.stem == "auto" else settings.stem
     backbone = encoder(settings.encoder, stem=stem)
     if settings.weights:
-        load_backbone(backbone, read_weights(Path(settings.weights).expanduser()))
+        load_backbone(backbone, read_weights(expanded(settings.weights)))
     return backbone
 
 

@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
 from marginlens.parameters import hint
+from marginlens.paths import expanded
 from marginlens.train.config import (
     METHOD_DEFAULTS,
     PROBE_RECIPES,
@@ -90,8 +91,9 @@ def settle(
 
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a JSON or YAML file, or from the config.json of a run."""
+    at = expanded(path)
     try:
-        text = path.expanduser().read_text()
+        text = at.read_text()
         found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None

@@ -34,6 +34,7 @@ import torch
 import marginlens
 from marginlens.data.atomic import DataError, flush, put
 from marginlens.data.views import Triple
+from marginlens.paths import expanded
 from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
@@ -109,10 +110,10 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
     fingerprint = feed.fingerprint
     if settings.weights:  # found from elsewhere too
-        settings = settings.model_copy(update={"weights": str(Path(settings.weights).expanduser().absolute())})
+        settings = settings.model_copy(update={"weights": str(expanded(settings.weights).absolute())})
     identity = facts(settings, fingerprint)
     id_ = digits(identity)
-    path = runs.expanduser() / name_of(settings, id_)
+    path = expanded(runs) / name_of(settings, id_)
     if (path / "config.json").exists():
         run = open_run(path)
         if run.id != id_:
@@ -134,7 +135,7 @@ def open_run(path: Run | str | os.PathLike[str]) -> Run:
     """A run by its folder; one that is open already is returned as it is."""
     if isinstance(path, Run):
         return path
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not (folder / "config.json").is_file():
         what = "is not a run's folder: it has no config.json" if folder.exists() else "does not exist"
         near = sorted(p.name for p in folder.parent.glob(f"{escape(folder.name)}*") if (p / "config.json").is_file())
