@@ -39,6 +39,8 @@ def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Ce
     paths = {read.path.lower(): read.path for _, read in shown}
     close = [paths[path] for path in get_close_matches(pattern.lower(), paths, n=3, cutoff=0.6)]
     hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
+    if other := next((read for cell in cells for read in readings(cell) if fits(read)), None):
+        hint = f"{other.path} is another reading of the paper's words; --readings runs those"
     raise ValueError(f"no cell of {where} matches {pattern!r}; {hint}")
 
 

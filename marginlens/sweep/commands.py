@@ -163,15 +163,6 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
     return merge(evenly(jobs))
 
 
-def _readable(pattern: str, table: str) -> ValueError | None:
-    """What to say of a pattern that another reading of a cell matches, and no cell."""
-    try:
-        (first, *_) = find(pattern, table, every_reading=True)
-    except ValueError:
-        return None
-    return ValueError(f"{first.path} is another reading of the paper's words; --readings runs those")
-
-
 def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> tuple[list[Cell], list[str]]:
     """The cells to run, and a line on each that cannot be; a pattern must match in one of the tables."""
     if not tables:
@@ -185,7 +176,7 @@ def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> 
             except ValueError as error:
                 if table not in TABLES:
                     raise
-                refused[table][pattern] = error if every_reading else _readable(pattern, table) or error
+                refused[table][pattern] = error
     for pattern in only:
         if all(pattern in errors for errors in refused.values()):
             raise refused[tables[0]][pattern]

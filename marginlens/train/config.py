@@ -39,12 +39,12 @@ def _scale(scale: tuple[float, float]) -> tuple[float, float]:
     return scale
 
 
-def _whole(value: Any) -> int | None:
-    """The whole number that a value stands for, as pydantic reads it."""
+def _count(value: Any) -> int:
+    """The whole number above 0 that a value stands for, as pydantic reads it; 0 for all else (refused later)."""
     try:
-        return int(float(value)) if float(value).is_integer() else None
+        return max(0, int(float(value))) if float(value).is_integer() else 0
     except (TypeError, ValueError, OverflowError):
-        return None
+        return 0
 
 
 Amp = Literal["auto", "off", "bf16", "fp16"]
@@ -171,10 +171,9 @@ class Pretrain(Settings):
         usual = {name: cls.model_fields[name].default for name in ("batch", "epochs")}
         if "bn_splits" in recipe:
             part = usual["batch"] // recipe["bn_splits"]
-            batch = _whole(given.get("batch", recipe.get("batch", usual["batch"])))
-            recipe["bn_splits"] = batch // part if batch and batch > 0 and batch % part == 0 else 1
-        epochs = _whole(given.get("epochs", usual["epochs"]))
-        if epochs is not None and epochs > 0:
+            batch = _count(given.get("batch", recipe.get("batch", usual["batch"])))
+            recipe["bn_splits"] = batch // part if batch and batch % part == 0 else 1
+        if epochs := _count(given.get("epochs", usual["epochs"])):
             recipe["warmup"] = min(recipe.get("warmup", cls.model_fields["warmup"].default), epochs // 4)
         return recipe | dict(given)
 
