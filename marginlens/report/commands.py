@@ -118,6 +118,7 @@ def _plain(line: Line) -> dict[str, Any]:
     if printed is not None and not line.label:
         known |= {"published": printed.mean, "published_spread": printed.spread}
     known |= {"mean": line.mean, "std": line.std, "difference": line.difference, "seeds": len(line.values)}
+    known |= {"gain": line.gain, "published_gain": line.published_gain}
     values = [
         {"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1, "diverged": v.diverged}
         for v in line.values

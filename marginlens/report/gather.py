@@ -57,6 +57,8 @@ class Line:
     label: str = ""
     values: tuple[Value, ...] = ()
     partial: tuple[Partial, ...] = ()
+    plain: Line | None = None
+    """The line of the same cell without its effect, where the table has one that has run."""
 
     @property
     def runs(self) -> tuple[Seen, ...]:
@@ -75,6 +77,18 @@ class Line:
         """Ours less the published number."""
         mean, published = self.mean, self.cell.published
         return None if mean is None or published is None or self.label else mean - published.mean
+
+    @property
+    def gain(self) -> float | None:
+        """What the effect gives: ours less ours without it."""
+        mean, plain = self.mean, self.plain.mean if self.plain else None
+        return None if mean is None or plain is None else mean - plain
+
+    @property
+    def published_gain(self) -> float | None:
+        """The same of the published numbers."""
+        published, plain = self.cell.published, self.plain.cell.published if self.plain else None
+        return None if published is None or plain is None else published.mean - plain.mean
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     for key, table in chosen.items():
         usual = usual_contents(by_table.get(key, []))
         made = [_lines(cell, groups.get((key, cell.path), []), usual) for cell in table.cells]
-        lines[key] = [first for first, *_ in made if first.runs or not first.cell.reading]
+        lines[key] = _with_plain([first for first, *_ in made if first.runs or not first.cell.reading])
         looks[key] = [look for _, *more in made for look in more]
     others = [] if only else [seen for seen in runs if seen.key not in own]
     if only:
@@ -124,6 +138,23 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     labels = {seen.key: seen.numerics for seen in runs if seen.numerics}
     labels |= {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
+
+
+def _with_plain(lines: Sequence[Line]) -> list[Line]:
+    """The lines of a table, each with the line of plain that differs by its effect only."""
+    ran = [line for line in lines if line.values]
+    plains = {_but_effect(line.cell): line for line in ran if _asked(line.cell, "effect") == "plain"}
+    return [
+        replace(line, plain=plains.get(_but_effect(line.cell)))
+        if line.values and _asked(line.cell, "effect") != "plain"
+        else line
+        for line in lines
+    ]
+
+
+def _but_effect(cell: Cell) -> str:
+    """What a cell asks for beside its effect."""
+    return repr((cell.to, sorted((name, value) for name, value in (cell.settings or {}).items() if name != "effect")))
 
 
 def cells_of(lines: Iterable[Line]) -> int:

@@ -19,6 +19,8 @@ SPREAD = (
     "seeds it had; ours is the sample standard deviation over seeds, and none is given for one seed."
 )
 NOT_RUN = "not run"
+GAIN = "gain (published)"
+"""Over plain: what the effect gives here, and in the paper."""
 WIDE = ("runs", "pre-training", "label", "why", "in place of", "folder")
 """Columns of words, which are given more room."""
 
@@ -99,7 +101,7 @@ def paper_grid(table: Table, lines: Sequence[Line]) -> Grid:
     if table.kind == "hyper-parameters":
         rows = [(say(v.row), say(v.column), _value(v.value)) for v in table.values]
         return Grid(table.key, title, about, ("row", "column", "published"), rows)
-    head = ("row", "column", "published", "ours", "difference", "seeds", "runs")
+    head = ("row", "column", "published", "ours", "difference", GAIN, "seeds", "runs")
     return Grid(table.key, title, about, head, [_paper_row(line) for line in lines])
 
 
@@ -136,9 +138,20 @@ def _paper_row(line: Line) -> tuple[Item, ...]:
     printed = Item()
     if published is not None:
         printed = Item((Piece(str(published)),), published.mean, line.cell.address)
-    gap = say("" if difference is None else f"{_rounded(difference):+}", sort=difference)
     column = line.cell.column + (" (our grid)" if line.cell.ours else "")
-    return say(line.cell.row), say(column), printed, _mean(line), gap, _count(line), _runs(line)
+    gap = say(signed(difference), sort=difference)
+    return say(line.cell.row), say(column), printed, _mean(line), gap, _gain(line), _count(line), _runs(line)
+
+
+def _gain(line: Line) -> Item:
+    """+5.09 (+4.46)."""
+    printed = signed(line.published_gain)
+    return say(signed(line.gain) + (f" ({printed})" if printed else ""), sort=line.gain) if line.plain else Item()
+
+
+def signed(found: float | None) -> str:
+    """+4.46; nothing of nothing."""
+    return "" if found is None else f"{_rounded(found):+}"
 
 
 def _mean(line: Line) -> Item:

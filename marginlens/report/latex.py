@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marginlens.report.gather import Gathered
-from marginlens.report.grids import NOT_RUN, SPREAD, Grid, Item
+from marginlens.report.grids import GAIN, NOT_RUN, SPREAD, Grid, Item
 from marginlens.report.tables import grids
 
 PACKAGES = ("array", "booktabs", "longtable", "lscape")
@@ -83,15 +83,17 @@ def _layout(rows: Sequence[Sequence[str]]) -> tuple[Page, str]:
 
 
 def _without_runs(grid: Grid) -> tuple[list[str], list[list[str]]]:
-    """A table beside the paper without the run of each seed, to which no link leads here; that there is none stays."""
-    rows = [[_cell(item) for item in row] for row in grid.rows]
-    if not {"ours", "runs"} <= set(grid.head):
-        return list(grid.head), rows
-    ours, runs = grid.head.index("ours"), grid.head.index("runs")
-    for row in rows:
-        row[ours] = row[ours] or (NOT_RUN if row[runs].startswith(NOT_RUN) else "not measured")
-        del row[runs]
-    return [name for name in grid.head if name != "runs"], rows
+    """A table beside the paper without the run of each seed, to which no link leads here; that there is none stays.
+
+    Nor has it a column for gains where there are none.
+    """
+    rows = [dict(zip(grid.head, map(_cell, row), strict=True)) for row in grid.rows]
+    names = [name for name in grid.head if name != GAIN or any(row[name] for row in rows)]
+    if {"ours", "runs"} <= set(names):
+        names.remove("runs")
+        for row in rows:
+            row["ours"] = row["ours"] or (NOT_RUN if row["runs"].startswith(NOT_RUN) else "not measured")
+    return names, [[row[name] for name in names] for row in rows]
 
 
 def _cell(item: Item) -> str:

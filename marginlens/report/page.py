@@ -15,6 +15,7 @@ from marginlens.report.assets import SCRIPT, STYLE
 from marginlens.report.figures import figure
 from marginlens.report.gather import Gathered, Line, cells_of
 from marginlens.report.grids import (
+    GAIN,
     NOT_RUN,
     SPREAD,
     WIDE,
@@ -30,7 +31,7 @@ from marginlens.report.rates import rates_figure, rates_grid
 from marginlens.report.sections import curves, section, stands
 from marginlens.report.seen import Seen
 
-_NUMBERS = ("published", "ours", "difference", "seeds", "cells", "run", "partial", "looks")
+_NUMBERS = ("published", "ours", "difference", GAIN, "seeds", "cells", "run", "partial", "looks")
 
 
 def page(gathered: Gathered, stores: Iterable[str]) -> str:

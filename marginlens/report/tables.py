@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from marginlens.report.gather import Gathered, cells_of
-from marginlens.report.grids import SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
+from marginlens.report.grids import GAIN, SPREAD, Grid, Item, Piece, bad_grid, looks_grid, paper_grid, say
 from marginlens.report.others import others_grid
 from marginlens.report.rates import highest, rates_grid
 
@@ -64,7 +64,7 @@ def brief(gathered: Gathered, at: Path) -> str:
             one = (line.cell.to, *(v.run.key for v in line.values))
             rows.pop(one, None)
             rows[one] = (say(table.name), *row[:-1], highest(line))
-    head = ("", "row", "column", "published", "ours", "difference", "seeds", "ours at its best rate")
+    head = ("", "row", "column", "published", "ours", "difference", GAIN, "seeds", "ours at its best rate")
     return _markdown_rows(head, list(rows.values()), _linked(at))
 
 

@@ -79,11 +79,11 @@ def box(browser, of):
 def test_it_renders(shown):
     assert shown.title == "marginlens report"
     assert len(rows(shown, "tab2", 0)) == 48
-    first = [rows(shown, "tab2", column)[0] for column in range(7)]
-    assert first[:6] == ["MoCo", "CIFAR10", "89.413 ± 0.109", "89.94 ± 0.16", "+0.53", "3"]
-    assert first[6] == "seed 0: 89.90, seed 1: 90.12, seed 2: 89.80"
-    assert "seed 1: interrupted at epoch 40 of 200" in rows(shown, "tab2", 6)[8]
-    assert rows(shown, "tab2", 6)[1] == "not run"
+    first = [rows(shown, "tab2", column)[0] for column in range(8)]
+    assert first[:7] == ["MoCo", "CIFAR10", "89.413 ± 0.109", "89.94 ± 0.16", "+0.53", "", "3"]
+    assert first[7] == "seed 0: 89.90, seed 1: 90.12, seed 2: 89.80"
+    assert "seed 1: interrupted at epoch 40 of 200" in rows(shown, "tab2", 7)[8]
+    assert rows(shown, "tab2", 7)[1] == "not run"
     assert rows(shown, "looks", 0) == ["20 of 200 epochs"]
     figure = shown.find_element("css selector", "#fig3 ~ .panels svg")
     assert len(figure.find_elements("css selector", "circle.dot")) == 2  # s = 1 and 20
@@ -102,8 +102,8 @@ def test_numbers_sort_by_size_and_what_was_not_run_comes_last(shown):
     assert numbers == sorted(numbers)
     for _ in range(2):
         header(shown, "tab2", "runs").click()
-        assert rows(shown, "tab2", 6)[-1] == "not run"
-        assert rows(shown, "tab2", 6)[0] != "not run"
+        assert rows(shown, "tab2", 7)[-1] == "not run"
+        assert rows(shown, "tab2", 7)[0] != "not run"
 
 
 def test_a_header_works_from_the_keyboard(shown):
@@ -193,7 +193,7 @@ def test_a_panels_name_stays_inside_it(browser, tmp_path, odd):
 def test_no_runs(browser, tmp_path):
     show(browser, tmp_path, [])
     assert browser.find_element("css selector", "header p").text.startswith("No runs in runs")
-    assert set(rows(browser, "tab2", 6)) == {"not run"}
+    assert set(rows(browser, "tab2", 7)) == {"not run"}
     header(browser, "tab2", "published").click()
     assert browser.get_log("browser") == []
 

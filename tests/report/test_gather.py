@@ -105,6 +105,31 @@ def test_nothing_run(store):
     assert why.startswith("not run: marginlens has neither ImageNet")
 
 
+def test_an_effect_gains_over_plain_of_the_same_cell(store):
+    """Of the same reading and data, in probes and in transfers; plain itself gains nothing, nor what has no plain."""
+    write_run(store, data="cifar100", seed=0, probe=60.0, transfer={"cifar10": 77.0})
+    write_run(store, data="cifar100", seed=1, probe=61.0)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0, transfer={"cifar10": 80.0})
+    write_run(store, data="cifar100", effect="ratio(m1=1.6, scope=row)", probe=62.0)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", bn_splits=1, probe=64.5)
+    write_run(store, data="cifar100", effect="ratio(m1=1.6)", bn_splits=1, probe=61.5)
+    write_run(store, data="cifar100", bn_splits=1, probe=62.5)
+    write_run(store, data="cifar10", effect="emphasis(s=20)", probe=90.0)
+    write_run(store, method="simclr", data="cifar100", effect="emphasis(s=1.125)", probe=63.0)
+    lines = {line.cell.path: line for key in ("tab2", "tab3") for line in read(store).lines[key] if line.values}
+    gains = {path: line.gain for path, line in lines.items() if line.gain is not None}
+    assert gains == {
+        "MoCo/CIFAR100/pos": 4.5,
+        "MoCo/CIFAR100/ratio/scope=row": 1.5,
+        "MoCo/CIFAR100/pos/bn_splits=1": 2.0,
+        "MoCo/CIFAR100/ratio/bn_splits=1": -1.0,
+        "MoCo/CIFAR100->CIFAR10/pos": 3.0,
+    }
+    assert lines["MoCo/CIFAR100/pos"].published_gain == pytest.approx(65.413 - 60.956)
+    grid = paper_grid(TABLES["tab2"], [lines["MoCo/CIFAR100/pos"], lines["MoCo/CIFAR100/plain"]])
+    assert [row[grid.head.index("gain (published)")].text for row in grid.rows] == ["+4.50 (+4.46)", ""]
+
+
 def test_partial_runs_are_what_they_are(store):
     write_run(store, data="cifar10", seed=0, done=40)
     write_run(store, data="cifar10", seed=1, done=3, failure="the loss became nan; lower --lr")
@@ -384,7 +409,7 @@ def test_a_probe_that_diverged_is_marked_wherever_its_number_stands(store):
     lose(write_run(store, data="my own", probe=13.0), 4.7)  # of how many classes is not known
     found = read(store)
     row = paper_grid(TABLES["tab2"], found.lines["tab2"]).rows[0]
-    assert (row[3].text, row[6].text) == ("70.00 ± 28.28 (1 diverged)", "seed 0: 90.00, seed 1: 50.00 (diverged)")
+    assert (row[3].text, row[7].text) == ("70.00 ± 28.28 (1 diverged)", "seed 0: 90.00, seed 1: 50.00 (diverged)")
     grid = others_grid(found)
     cells = {row[i].text for row in grid.rows for i, name in enumerate(grid.head) if name.startswith("probe")}
     assert cells == {"11.00 (diverged)", "12.00", "13.00", ""}

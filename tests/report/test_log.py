@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from marginlens.paper import TABLES
+from marginlens.report.commands import read
+from marginlens.report.grids import signed
 from marginlens.runs.store import scan
 from marginlens.train.config import Pretrain, build
 
@@ -81,6 +83,35 @@ def test_published_numbers(runs):
         of = chosen.method, chosen.data, effect
         transfer = published[*of, OTHER[chosen.data]] if row["transfer"] else ""
         assert (row[5], row[7]) == (published[*of, ""], transfer)
+
+
+GAINED = {
+    "margins": ("margins", ""),
+    "pos.": ("pos", ""),
+    "pos. & curv.": ("pos+curv", ""),
+    "ratio": ("ratio", ""),
+    "ratio of the whole row": ("ratio", "scope=row"),
+}
+COLUMNS = {
+    "CIFAR-10": "CIFAR10",
+    "CIFAR-100": "CIFAR100",
+    "to CIFAR-10": "CIFAR100->CIFAR10",
+    "to CIFAR-100": "CIFAR10->CIFAR100",
+}
+
+
+def test_gains():
+    """With quarters, with whole batches, published."""
+    tables = read([ROOT / "results" / "runs"]).lines
+    lines = {line.cell.path: line for key in ("tab2", "tab3") for line in tables[key]}
+    found = {row[name]: row for row in rows("What is known so far") if (name := "gain over plain") in row}
+    assert list(found) == list(GAINED)
+    for name, (effect, reading) in GAINED.items():
+        for column, data in COLUMNS.items():
+            both = ([reading] if reading else [], [reading, "bn_splits=1"] if reading else ["bn_splits=1"])
+            quarters, whole = (lines.get("/".join(["MoCo", data, effect, *[", ".join(b)] * bool(b)])) for b in both)
+            gains = [quarters and quarters.gain, whole.gain, whole.published_gain]
+            assert found[name][column].split(" / ") == [signed(gain) or "not run" for gain in gains]
 
 
 def test_looks(runs):
