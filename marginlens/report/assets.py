@@ -30,7 +30,7 @@ STYLE = (
     INK
     + """
 *{box-sizing:border-box}html{scroll-padding-top:.8rem}
-body{font:16px/1.5 system-ui,sans-serif;max-width:1120px;margin:1.5rem auto;padding:0 1rem;color:var(--ink);
+body{font:16px/1.5 system-ui,sans-serif;max-width:1240px;margin:1.5rem auto;padding:0 1rem;color:var(--ink);
 background:var(--paper)}
 h1{font-size:1.6rem;margin:0 0 .3rem}h2{font-size:1.2rem;margin:2.4rem 0 .3rem}h3{font-size:1rem;margin:1.2rem 0 .2rem}
 p{max-width:48rem;margin:.4rem 0}a{color:var(--link)}.small,.about{color:var(--soft);font-size:.88rem}
