@@ -61,7 +61,14 @@ def save(path: Path, content: bytes) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """A file that is there whole or as it was: written aside, flushed, renamed."""
+    """A file that is there whole or as it was: written aside, flushed, renamed.
+
+    What a link leads to is written in its place; a pipe or a device is written to, since it has no "as it was".
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content)
+        return
+    path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save(aside, content)

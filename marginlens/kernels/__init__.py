@@ -53,7 +53,8 @@ def no_triton(device: torch.device) -> str:
     return ""
 
 
-torch.compiler.assume_constant_result(no_triton)  # what Dynamo cannot trace, it may ask once
+no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what Dynamo cannot trace, it may ask once
+"""As torch.compiler.assume_constant_result has it, which imports Dynamo: half of what importing this package took."""
 
 
 def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:

@@ -210,3 +210,26 @@ def test_the_living_are_not_swept_up(data_root):
     with atomic.partial(data_root, "x") as mine:
         write()
         assert mine.is_dir()
+
+
+def test_a_file_is_put_where_a_link_leads(tmp_path):
+    real, link = tmp_path / "there" / "real.md", tmp_path / "link.md"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    for content in (b"new", b"newer"):  # the link dangles at first
+        atomic.put(link, content)
+        assert link.is_symlink()
+        assert real.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.md", "real.md", "there"]
+
+
+def test_a_file_is_put_through_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        atomic.put(pipe, b"content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

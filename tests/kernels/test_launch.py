@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from marginlens.kernels import launch as module
+from marginlens.kernels import no_triton
 from marginlens.kernels.launch import ceil, launch, operator, power_of_2
+
+
+def test_marked_for_dynamo_as_torch_marks():
+    """By hand, since torch's own decorator imports Dynamo."""
+    assert vars(no_triton) == vars(torch.compiler.assume_constant_result(lambda: None))
 
 
 class Kernel:
