@@ -1,6 +1,6 @@
 """Contrastive representation learning, seen through margins.
 
-The loss is imported at once, and needs torch alone; the laboratory's names are imported when they are first used.
+Names are imported when they are first used: the loss needs torch alone, and `marginlens --version` not even that.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from marginlens.effects import Attenuation, Emphasis, Margin, Plain, Ratio
-from marginlens.loss import Rows, info_nce, nt_xent, positive_only, rows
-from marginlens.modules import InfoNCE, NTXent
-from marginlens.notation import effect
-
 if TYPE_CHECKING:
+    from marginlens.effects import Attenuation, Emphasis, Margin, Plain, Ratio
+    from marginlens.loss import Rows, info_nce, nt_xent, positive_only, rows
     from marginlens.methods import BYOL, MoCoV3, SimCLR
+    from marginlens.modules import InfoNCE, NTXent
+    from marginlens.notation import effect
     from marginlens.train.config import Knn, Pretrain, Probe
     from marginlens.train.embed import embed, export
     from marginlens.train.pretrain import pretrain
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_LABORATORY = {
+_NAMES = {
+    "marginlens.effects": ("Attenuation", "Emphasis", "Margin", "Plain", "Ratio"),
+    "marginlens.loss": ("Rows", "info_nce", "nt_xent", "positive_only", "rows"),
+    "marginlens.modules": ("InfoNCE", "NTXent"),
+    "marginlens.notation": ("effect",),
     "marginlens.methods": ("BYOL", "MoCoV3", "SimCLR"),
     "marginlens.train.config": ("Knn", "Pretrain", "Probe"),
     "marginlens.train.embed": ("embed", "export"),
@@ -64,11 +67,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The laboratory, when it is asked for."""
-    for module, names in _LABORATORY.items():
+    """What is asked for, the first time."""
+    for module, names in _NAMES.items():
         if name in names:
-            return getattr(_import(module), name)
+            found = globals()[name] = getattr(_import(module), name)
+            return found
     raise AttributeError(f"module 'marginlens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _import(module: str) -> Any:

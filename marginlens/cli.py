@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import functools
@@ -12,6 +13,7 @@ import re
 import sys
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -110,8 +112,16 @@ def _overview(words: list[str]) -> str:
     asked = _spoken(words)
     lines = ["Contrastive representation learning, seen through margins.", "", "commands (each with --help):"]
     chosen = [name for name in COMMANDS if name.split()[: len(asked)] == asked]
-    lines += [f"  marginlens {name:14} {_function(name).__doc__.strip().splitlines()[0]}" for name in chosen]
+    lines += [f"  marginlens {name:14} {_docstring(name).splitlines()[0]}" for name in chosen]
     return "\n".join(lines)
+
+
+def _docstring(name: str) -> str:
+    """What a command's function says of itself, read and not imported: help should not wait for torch."""
+    module, function = COMMANDS[name].split(":")
+    source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+    found = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    return ast.get_docstring(found) or ""
 
 
 def _run(name: str, options: list[str]) -> None:

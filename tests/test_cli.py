@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import marginlens as ml
 from marginlens.cli import COMMANDS, main
 from marginlens.data import prepare, shapes, store
 from marginlens.train.progress import Display
@@ -148,12 +149,42 @@ def test_the_installed_command():
     assert done.stdout.startswith("marginlens ")
 
 
+def imported(code, *names):
+    """Which of these modules a process has after some code."""
+    code = f"import sys\n{code}\nprint([m for m in {names} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
 def test_importing_the_loss_imports_nothing_else():
     """Nor Dynamo, which takes as long as torch itself."""
     names = ("PIL", "tyro", "rich", "pooch", "triton", "torch._dynamo")
-    code = f"import sys, marginlens; print([m for m in {names} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert imported("import marginlens; marginlens.info_nce", *names) == "[]"
+
+
+@pytest.mark.parametrize("words", [[], ["--version"], ["data"], ["nonsense"]])
+def test_help_does_not_wait_for_torch(words):
+    code = f"from marginlens.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass"
+    assert imported(code, "torch", "tyro") == "[]"
+
+
+def test_every_public_name():
+    assert set(ml.__all__) <= set(dir(ml))
+    assert all(getattr(ml, name) is getattr(ml, name) for name in ml.__all__)
+    with pytest.raises(AttributeError, match="module 'marginlens' has no attribute 'infonce'"):
+        _ = ml.infonce
+    assert set(ml.__all__) == {name for names in ml._NAMES.values() for name in names}
+
+
+def test_the_first_use_may_be_inside_a_compiled_function():
+    code = (
+        "import torch, marginlens as ml\n"
+        "f = torch.compile(lambda q, k: ml.info_nce(q, k, effect=ml.Emphasis(s=2)), fullgraph=True, backend='eager')\n"
+        "q, k = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)\n"
+        "f(q, k).backward()\n"
+        "assert q.grad.isfinite().all()"
+    )
+    assert imported(code, "marginlens.loss") == "['marginlens.loss']"
 
 
 def test_the_list_outlives_a_store_that_cannot_be_read(capsys, tmp_path):

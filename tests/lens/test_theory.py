@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import marginlens as ml
-from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio, effects, layouts, loss
 from marginlens.lens import theory
 from tests.catalogue import EFFECTS, close, random
 
@@ -25,11 +25,11 @@ def test_multipliers_are_those_of_the_loss(effect, beta):
     def of_angles(theta, effect):
         """The loss as a function of the angles to the keys, through one row and a basis made for each."""
         c = theta.cos()
-        row = ml.effects.Row(
+        row = effects.Row(
             c[:1], theta[:1].sin(), (c[1:] / tau).logsumexp(0)[None], torch.tensor(1 / tau, dtype=torch.float64)
         )
-        ask = ml.layouts.Settings(tau, beta, effect, "auto", False, True, True)
-        return ml.loss._value(row, ask)[0]
+        ask = layouts.Settings(tau, beta, effect, "auto", False, True, True)
+        return loss._value(row, ask)[0]
 
     angles = cos.arccos()
     with_effect, plain = (
