@@ -6,6 +6,8 @@ Names are imported when they are first used: the loss needs torch alone, and `ma
 from __future__ import annotations
 
 import importlib
+import threading
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_LOCK = threading.RLock()
 _NAMES = {
     "marginlens.effects": ("Attenuation", "Emphasis", "Margin", "Plain", "Ratio"),
     "marginlens.loss": ("Rows", "info_nce", "nt_xent", "positive_only", "rows"),
@@ -70,13 +73,19 @@ def __getattr__(name: str) -> Any:
     """What is asked for, the first time."""
     for module, names in _NAMES.items():
         if name in names:
-            found = globals()[name] = getattr(_import(module), name)
+            with _LOCK:  # modules that import each other must not be begun by two threads
+                found = globals()[name] = getattr(_import(module), name)
             return found
+    if not name.startswith("_") and find_spec(f"marginlens.{name}"):
+        return _import(f"marginlens.{name}")
     raise AttributeError(f"module 'marginlens' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """All names, but for the laboratory's where it is not installed."""
+    there = find_spec("pydantic") is not None and find_spec("safetensors") is not None
+    names = (name for module, held in _NAMES.items() if there or ".train." not in module for name in held)
+    return [*names, *(name for name in globals() if name.startswith("__"))]
 
 
 def _import(module: str) -> Any:

@@ -7,10 +7,12 @@ import contextlib
 import errno
 import functools
 import importlib
+import inspect
 import io
 import os
 import re
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -94,7 +96,10 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
         raise ValueError(f"there is no option {words[0]} before a command; marginlens --help lists the commands")
     if any(name.split()[: len(spoken)] == spoken for name in COMMANDS):
         return "", []
-    close = get_close_matches(" ".join(spoken[:2]), COMMANDS, n=1, cutoff=0.5)
+    if spoken[0] in COMMANDS and spoken[1:2] in (["list"], ["ls"]):
+        close = spoken[:1]
+    else:
+        close = get_close_matches(" ".join(spoken[:2]), COMMANDS, n=1, cutoff=0.5)
     hint = f"did you mean 'marginlens {close[0]}'?" if close else "marginlens --help lists the commands"
     raise ValueError(f"there is no command {' '.join(spoken[:2])!r}; {hint}")
 
@@ -119,15 +124,20 @@ def _overview(words: list[str]) -> str:
 def _docstring(name: str) -> str:
     """What a command's function says of itself, read and not imported: help should not wait for torch."""
     module, function = COMMANDS[name].split(":")
-    source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
-    found = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
-    return ast.get_docstring(found) or ""
+    source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    try:
+        body = ast.parse(source.read_bytes()).body
+    except OSError:  # in an archive, or compiled only
+        return inspect.getdoc(_function(name)) or ""
+    return ast.get_docstring(next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == function)) or ""
 
 
 def _run(name: str, options: list[str]) -> None:
     """Reads the options, then calls the function: what goes wrong in reading is the user's, and gets one line."""
-    import tyro
-
+    with contextlib.suppress(ImportError):
+        import numpy  # noqa: F401  # torch imports it from C, where Ctrl-C would get lost
+    with _installed():
+        import tyro
     function = _function(name)
 
     @functools.wraps(function)
@@ -157,8 +167,15 @@ def _one_line(box: str) -> str:
 
 def _function(name: str):  # type: ignore[no-untyped-def]
     module, function = COMMANDS[name].split(":")
-    try:
+    with _installed():
         return getattr(importlib.import_module(module), function)
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    """Around the import of what the loss alone does not need: what lacks is one line."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "marginlens":
             raise

@@ -25,6 +25,7 @@ from marginlens.train.pretrain import pretrain
 from marginlens.train.probe import linear_probe, probe
 from marginlens.train.progress import Display, errors
 from marginlens.train.restore import load_method_of
+from marginlens.train.stop import Stopped
 
 EFFECTS = {"plain": "plain", "margin": "margin(m1=0.2, m2=0.1)", "emphasis": "emphasis(s=2)"}
 EPOCHS = 10
@@ -98,7 +99,10 @@ def _random(feed: Feed, settings: Pretrain) -> Shown:
 
 
 def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
-    run = pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY)
+    try:
+        run = pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY)
+    except Stopped as end:  # here there is no --resume, for it always does
+        raise Stopped(str(end).replace("Go on with --resume", "The same command goes on there"), end.code) from None
     found = probe(run, PROBE, device="cpu", quiet=True)
     looks = _look(load_method_of(run), feed, settings)
     result = run.result

@@ -19,8 +19,26 @@ from marginlens.loss import Impl, Reduction, info_nce, nt_xent
 from marginlens.parameters import Number, as_float
 
 
+class Setting:
+    """A setting as an attribute of its module, to be read: if it were set, that would be ignored without a word."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        return self if module is None else settings_of(module)[self.name]
+
+    def __set__(self, module: nn.Module, value: object) -> None:
+        or_tensor = ", or give it an effect whose number is a tensor, and change that" if self.name == "effect" else ""
+        raise AttributeError(
+            f"the {self.name} of {type(module).__name__} is fixed when it is made: make another one{or_tensor}"
+        )
+
+
 class InfoNCE(nn.Module):
     """`info_nce` with fixed settings: `InfoNCE(tau=0.25, effect=Emphasis(s=20))(q, k)`."""
+
+    beta, effect, in_batch, reduction, impl, check = (Setting() for _ in range(6))
 
     def __init__(
         self,
@@ -47,6 +65,8 @@ class InfoNCE(nn.Module):
 
 class NTXent(nn.Module):
     """`nt_xent` with fixed settings: `NTXent(tau=0.25, effect=Margin(m1=0.4))(z1, z2)`."""
+
+    beta, effect, reduction, impl, check = (Setting() for _ in range(5))
 
     def __init__(
         self,

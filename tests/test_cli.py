@@ -1,5 +1,6 @@
 """The command line: what it prints, and one line with exit code 2 for every mistake."""
 
+import importlib
 import io
 import json
 import os
@@ -115,6 +116,8 @@ def test_encoders(capsys):
 MISTAKES = {
     ("dta", "list"): "did you mean 'marginlens data list'?",
     ("train",): "did you mean 'marginlens pretrain'?",
+    ("runs", "list"): "did you mean 'marginlens runs'?",
+    ("runs", "ls"): "did you mean 'marginlens runs'?",
     ("xyzzy",): "marginlens --help lists the commands",
     ("data", "shwo", "x"): "did you mean 'marginlens data show'?",
     ("data", "info", "cifra10"): "did you mean 'cifar10'?",
@@ -168,9 +171,47 @@ def test_help_does_not_wait_for_torch(words):
     assert imported(code, "torch", "tyro") == "[]"
 
 
+@pytest.mark.parametrize("name", ["tyro", "pydantic"])
+def test_a_laboratory_that_is_not_installed_is_one_line(name):
+    code = f"import sys\nsys.modules[{name!r}] = None\nfrom marginlens.cli import main\nmain(['runs'])"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"marginlens: {name} is not installed; run: pip install 'marginlens[lab]'\n"
+
+
+def test_without_the_laboratory_the_rest_can_be_looked_at():
+    code = "import sys, inspect\nsys.modules['pydantic'] = None\nimport marginlens\ninspect.getmembers(marginlens)"
+    assert imported(code, "marginlens.loss", "marginlens.train.config") == "['marginlens.loss']"
+
+
+def test_names_may_be_first_used_by_several_threads():
+    code = (
+        "from threading import Barrier\nfrom concurrent.futures import ThreadPoolExecutor\nimport marginlens as ml\n"
+        "together, names = Barrier(3), ('Pretrain', 'embed', 'BYOL')\n"
+        "with ThreadPoolExecutor(3) as pool:\n"
+        "    list(pool.map(lambda name: (together.wait(), getattr(ml, name)), names))"
+    )
+    assert imported(code, "marginlens.train.embed") == "['marginlens.train.embed']"
+
+
+def test_the_overview_says_of_each_command_what_its_help_says(capsys):
+    main([])
+    said = capsys.readouterr().out
+    for name, place in COMMANDS.items():
+        module, function = place.split(":")
+        first = getattr(importlib.import_module(module), function).__doc__.strip().splitlines()[0]
+        assert f"  marginlens {name:14} {first}\n" in said
+
+
+def test_submodules_are_names_too():
+    code = "import marginlens\nmarginlens.paper.TABLES, marginlens.effects.Row, marginlens.lens"
+    assert imported(code, "marginlens.report") == "[]"
+    assert not hasattr(ml, "nothing_of_the_kind")
+
+
 def test_every_public_name():
     assert set(ml.__all__) <= set(dir(ml))
-    assert all(getattr(ml, name) is getattr(ml, name) for name in ml.__all__)
+    assert all(getattr(ml, name) is vars(ml)[name] for name in ml.__all__)
     with pytest.raises(AttributeError, match="module 'marginlens' has no attribute 'infonce'"):
         _ = ml.infonce
     assert set(ml.__all__) == {name for names in ml._NAMES.values() for name in names}

@@ -13,6 +13,19 @@ from marginlens import demo
 from marginlens.cli import main
 from marginlens.data import shapes, store
 from marginlens.train.config import Probe
+from marginlens.train.stop import Stopped
+
+
+def test_stopped_it_says_how_to_go_on(monkeypatch, tmp_path):
+    def stop(*args, **settings):
+        raise Stopped("stopped by SIGTERM; kept 5 of 8 steps. Go on with --resume", 143)
+
+    monkeypatch.setattr(demo, "pretrain", stop)
+    with pytest.raises(
+        Stopped, match=r"^stopped by SIGTERM; kept 5 of 8 steps. The same command goes on there$"
+    ) as end:
+        demo._trained("plain", None, demo._settings("plain", 1), tmp_path)
+    assert end.value.code == 143
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,31 @@ def test_a_module_out_of_range_can_be_looked_at():
     assert "m1=-0.25" in repr(module)
 
 
+@pytest.mark.parametrize("name", ["beta", "effect", "in_batch", "reduction", "impl", "check"])
+def test_a_setting_is_read_and_not_set(name):
+    """Set, it would be ignored."""
+    module = ml.InfoNCE(effect="emphasis(s=2)", beta=0.5)
+    assert getattr(module, name) == module.settings[name]
+    with pytest.raises(AttributeError, match=f"the {name} of InfoNCE is fixed when it is made: make another one"):
+        setattr(module, name, module.settings[name])
+
+
+@pytest.mark.parametrize("make", [MoCoV3, SimCLR, BYOL], ids=lambda cls: cls.__name__)
+def test_a_method_s_settings_are_read_and_not_set(make):
+    method = make(nn.Flatten(), features=3, effect="emphasis(c=2.5)")
+    for name, held in method.settings.items():
+        assert getattr(method, name) == held
+        with pytest.raises(AttributeError, match=f"the {name} of {make.__name__} is fixed"):
+            setattr(method, name, held)
+
+
+def test_an_effect_that_learns_is_read_as_it_is_now():
+    module = ml.NTXent(effect=Margin(m1=parameter(0.5)))
+    with torch.no_grad():
+        module.effect_m1.fill_(0.25)
+    assert module.effect.m1.item() == 0.25
+
+
 def test_an_effect_that_was_put_there_later_is_used():
     module = ml.InfoNCE(effect=Margin(m1=parameter(0.3)))
     module.settings["effect"] = Margin(m1=parameter(0.5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -61,14 +62,7 @@ def save(path: Path, content: bytes) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """A file that is there whole or as it was: written aside, flushed, renamed.
-
-    What a link leads to is written in its place; a pipe or a device is written to, since it has no "as it was".
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_bytes(content)
-        return
-    path = Path(os.path.realpath(path))
+    """A file that is there whole or as it was: written aside, flushed, renamed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save(aside, content)
@@ -78,12 +72,35 @@ def put(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
+def deliver(path: Path, content: bytes) -> None:
+    """`put` at a place that the user named: where a link leads; a stream, such as /dev/stdout, is written to."""
+    if _is_stream(path):
+        with path.open("ab") as file:
+            file.write(content)
+    else:
+        put(Path(os.path.realpath(path)), content)
+
+
+def _is_stream(path: Path) -> bool:
+    """A pipe, a device or a file that is open already, which its reader would miss if another took its name."""
+    here = path
+    for _ in range(40):  # as many links as Linux follows
+        if re.match(r"/(proc/[^/]+|dev)/fd/", str(here)):
+            return True
+        if not here.is_symlink():
+            break
+        here = Path(os.path.normpath(here.parent / here.readlink()))
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
     """Around the writing of a file, whose folder is made: what the disk refuses is one line that names the option."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+    except BrokenPipeError:  # whoever read it has read enough
+        raise
     except OSError as error:
         raise DataError(f"cannot write {path} ({error.strerror or error}); give {option} another place") from None
 

@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect, settings_of
+from marginlens.modules import Setting, register_effect, settings_of
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
@@ -26,6 +26,8 @@ class BYOL(nn.Module):
     The loss is -cos / tau; at tau = 0.5 it has the gradient of BYOL's 2 - 2 cos. `symmetric` adds the loss with the
     views exchanged.
     """
+
+    tau, effect, impl = (Setting() for _ in range(3))
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, info_nce, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect, settings_of
+from marginlens.modules import Setting, register_effect, settings_of
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
@@ -28,6 +28,8 @@ class MoCoV3(nn.Module):
     recipe has parts of 64 images (docs/methods.md has what is measured). `symmetric` adds the loss with the views
     exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
     """
+
+    tau, beta, effect, impl = (Setting() for _ in range(4))
 
     def __init__(
         self,

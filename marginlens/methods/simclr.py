@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
 from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import register_effect, settings_of
+from marginlens.modules import Setting, register_effect, settings_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import projector
 from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
@@ -24,6 +24,8 @@ class SimCLR(nn.Module):
     Each view passes alone, so that its batch norms see one kind of view at a time, as the teacher's and the student's
     do in MoCo v3. `last_bn` ends the projector in a batch norm without affine parameters.
     """
+
+    tau, beta, effect, impl = (Setting() for _ in range(4))
 
     def __init__(
         self,

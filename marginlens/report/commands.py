@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import put, writing
+from marginlens.data.atomic import deliver, writing
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
 from marginlens.paths import expanded
@@ -118,7 +118,7 @@ def _plain(line: Line) -> dict[str, Any]:
     if printed is not None and not line.label:
         known |= {"published": printed.mean, "published_spread": printed.spread}
     known |= {"mean": line.mean, "std": line.std, "difference": line.difference, "seeds": len(line.values)}
-    known |= {"gain": line.gain, "published_gain": line.published_gain}
+    known |= {"gain": line.gain, "published_gain": line.published_gain, "gain_diverged": line.gain_diverged}
     values = [
         {"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1, "diverged": v.diverged}
         for v in line.values
@@ -140,4 +140,4 @@ def _tables(patterns: Sequence[str]) -> list[str]:
 def _put(path: Path, text: str, option: str) -> None:
     """Writes a file aside and renames it; `option` is what named its place."""
     with writing(path, option):
-        put(path, text.encode())
+        deliver(path, text.encode())

@@ -85,6 +85,11 @@ class Line:
         return None if mean is None or plain is None else mean - plain
 
     @property
+    def gain_diverged(self) -> bool:
+        """Whether a probe that diverged has a part in the gain."""
+        return self.plain is not None and any(value.diverged for value in (*self.values, *self.plain.values))
+
+    @property
     def published_gain(self) -> float | None:
         """The same of the published numbers."""
         published, plain = self.cell.published, self.plain.cell.published if self.plain else None

@@ -16,7 +16,8 @@ from marginlens.runs.fields import odd
 
 SPREAD = (
     "Accuracies are top-1 in percent, after the last epoch. The paper does not say what its ± means, nor how many "
-    "seeds it had; ours is the sample standard deviation over seeds, and none is given for one seed."
+    "seeds it had; ours is the sample standard deviation over seeds, and none is given for one seed. A gain is over "
+    "plain: of our means, and in brackets of the published ones."
 )
 NOT_RUN = "not run"
 GAIN = "gain (published)"
@@ -145,8 +146,11 @@ def _paper_row(line: Line) -> tuple[Item, ...]:
 
 def _gain(line: Line) -> Item:
     """+5.09 (+4.46)."""
+    if line.plain is None:
+        return Item()
     printed = signed(line.published_gain)
-    return say(signed(line.gain) + (f" ({printed})" if printed else ""), sort=line.gain) if line.plain else Item()
+    said = signed(line.gain) + (f" ({printed})" if printed else "")
+    return say(f"{said} (diverged)" if line.gain_diverged else said, sort=line.gain)
 
 
 def signed(found: float | None) -> str:

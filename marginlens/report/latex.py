@@ -87,18 +87,26 @@ def _without_runs(grid: Grid) -> tuple[list[str], list[list[str]]]:
 
     Nor has it a column for gains where there are none.
     """
-    rows = [dict(zip(grid.head, map(_cell, row), strict=True)) for row in grid.rows]
-    names = [name for name in grid.head if name != GAIN or any(row[name] for row in rows)]
+    names, rows = list(grid.head), [[_cell(item) for item in row] for row in grid.rows]
+    if GAIN in names and not any(row[names.index(GAIN)] for row in rows):
+        rows = [_but(row, names.index(GAIN)) for row in rows]
+        names.remove(GAIN)
     if {"ours", "runs"} <= set(names):
-        names.remove("runs")
+        ours, runs = names.index("ours"), names.index("runs")
         for row in rows:
-            row["ours"] = row["ours"] or (NOT_RUN if row["runs"].startswith(NOT_RUN) else "not measured")
-    return names, [[row[name] for name in names] for row in rows]
+            row[ours] = row[ours] or (NOT_RUN if row[runs].startswith(NOT_RUN) else "not measured")
+        rows = [_but(row, runs) for row in rows]
+        names.remove("runs")
+    return names, rows
+
+
+def _but(row: Sequence[str], place: int) -> list[str]:
+    return [*row[:place], *row[place + 1 :]]
 
 
 def _cell(item: Item) -> str:
     """A cell's text; a number stays on a line with its spread, and a negative one has a minus."""
-    return re.sub(r"^-(?=\d)", "\u2212", _flat(item.text).replace(" ± ", "\u00a0±\u00a0"))
+    return re.sub(r"(?<![^(])-(?=\d)", "\u2212", _flat(item.text).replace(" ± ", "\u00a0±\u00a0"))
 
 
 def _flat(text: str) -> str:

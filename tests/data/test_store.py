@@ -212,24 +212,45 @@ def test_the_living_are_not_swept_up(data_root):
         assert mine.is_dir()
 
 
-def test_a_file_is_put_where_a_link_leads(tmp_path):
+def test_a_file_is_delivered_where_a_link_leads(tmp_path):
     real, link = tmp_path / "there" / "real.md", tmp_path / "link.md"
     real.parent.mkdir()
-    link.symlink_to(real)
+    link.symlink_to("there/real.md")
     for content in (b"new", b"newer"):  # the link dangles at first
-        atomic.put(link, content)
+        atomic.deliver(link, content)
         assert link.is_symlink()
         assert real.read_bytes() == content
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.md", "real.md", "there"]
 
 
-def test_a_file_is_put_through_a_pipe(tmp_path):
+def test_a_record_takes_the_place_of_a_link(tmp_path):
+    """What it leads to is not ours."""
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_bytes(b"theirs")
+    link.symlink_to(real)
+    atomic.put(link, b"ours")
+    assert (link.is_symlink(), link.read_bytes(), real.read_bytes()) == (False, b"ours", b"theirs")
+
+
+def test_a_file_is_delivered_through_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        atomic.put(pipe, b"content")
+        atomic.deliver(pipe, b"content")
         assert os.read(reader, 100) == b"content"
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_log_that_is_open_is_gone_on_with(name, tmp_path):
+    """`>> log`: its name is not taken by another file."""
+    log, way = tmp_path / "log", tmp_path / "way"
+    log.write_bytes(b"before\n")
+    way.symlink_to(name)
+    code = f"from pathlib import Path; from marginlens.data import atomic; atomic.deliver(Path({str(way)!r}), b'new')"
+    with log.open("ab") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert log.read_bytes() == b"before\nnew"

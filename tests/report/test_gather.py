@@ -8,9 +8,11 @@ import statistics
 import pytest
 
 from marginlens.paper import TABLES
+from marginlens.report.commands import summary
 from marginlens.report.figures import figure
 from marginlens.report.gather import gather
 from marginlens.report.grids import looks_grid, paper_grid
+from marginlens.report.latex import latex
 from marginlens.report.others import others_grid
 from marginlens.report.page import page
 from marginlens.report.tables import grids
@@ -127,7 +129,28 @@ def test_an_effect_gains_over_plain_of_the_same_cell(store):
     }
     assert lines["MoCo/CIFAR100/pos"].published_gain == pytest.approx(65.413 - 60.956)
     grid = paper_grid(TABLES["tab2"], [lines["MoCo/CIFAR100/pos"], lines["MoCo/CIFAR100/plain"]])
-    assert [row[grid.head.index("gain (published)")].text for row in grid.rows] == ["+4.50 (+4.46)", ""]
+    gained = [row[grid.head.index("gain (published)")] for row in grid.rows]
+    assert [(item.text, item.sort) for item in gained] == [("+4.50 (+4.46)", 4.5), ("", None)]
+    known = {line["path"]: line for line in summary(read(store))["tables"]["tab2"]}
+    pos = known["MoCo/CIFAR100/pos"]
+    assert (pos["gain"], pos["published_gain"], pos["gain_diverged"]) == (4.5, pytest.approx(4.457), False)
+    assert (known["MoCo/CIFAR10/pos"]["gain"], known["MoCo/CIFAR10/pos"]["published_gain"]) == (None, None)
+    assert "gain (published)" in latex(read(store))
+    assert "& +4.50 (+4.46) &" in latex(read(store))
+
+
+def test_a_gain_over_a_plain_that_diverged_is_marked(store):
+    lose(write_run(store, data="cifar100", probe=20.0), 99.0)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0)
+    found = read(store)
+    texts = {line.cell.path: row[5].text for line, row in zip(*paired(found, "tab2"), strict=True)}
+    assert texts["MoCo/CIFAR100/pos"] == "+45.00 (+4.46) (diverged)"
+    assert [line["gain_diverged"] for line in summary(found)["tables"]["tab2"] if line["gain"]] == [True]
+
+
+def paired(found, key):
+    """The lines of a table, and its rows."""
+    return found.lines[key], paper_grid(TABLES[key], found.lines[key]).rows
 
 
 def test_partial_runs_are_what_they_are(store):

@@ -13,7 +13,7 @@ from marginlens.report.grids import number
 from marginlens.report.latex import PACKAGES, latex
 from marginlens.report.tables import BEGIN, END, brief, insert, markdown
 from marginlens.runs.store import scan
-from tests.report.folders import write_run
+from tests.report.folders import CONTENT, evaluate, write_run
 
 NASTY = "[old] --runs *star Þ 100% of | a_b & #1 {x} ~ ^ \\ $ <script>alert(1)</script> `code` [link](x) ünïcode ∞"
 
@@ -94,6 +94,20 @@ def test_markdown_tables_are_tables(store, tmp_path):
     assert "| 89.413 ± 0.109 | [90.50 ± 0.71](" in row
     assert "| +1.09 |  | 2 |" in row
     assert row.count("seed 2: failed") == 1
+
+
+def test_columns_of_one_name_keep_their_numbers(tmp_path):
+    """Of a rate that differs in the last digit."""
+    path = write_run(tmp_path, data="cifar100", probe=50.0)
+    for lr, top1 in ((0.3333333, 11.0), (0.33333331, 22.0)):
+        evaluate(path, "probe", "cifar100", CONTENT["cifar100"], top1, {"lr": lr})
+    assert "& 11.00 & 22.00 &" in latex(read(tmp_path))
+
+
+def test_a_negative_gain_has_a_minus_twice(tmp_path):
+    write_run(tmp_path, data="cifar100", probe=60.0, transfer={"cifar10": 80.0})
+    write_run(tmp_path, data="cifar100", effect="margin(m1=0.5, m2=0.7)", probe=60.0, transfer={"cifar10": 79.0})
+    assert "$-$1.00 ($-$0.04)" in latex(read(tmp_path))
 
 
 def test_every_published_number_is_there(store, tmp_path):
