@@ -1,6 +1,8 @@
 """Under autocast, torch.compile, torch.func, and when differentiated twice."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -272,3 +274,9 @@ def test_a_compiled_module_with_numbers_that_learn():
     with torch.no_grad():
         tau.neg_()
     assert compiled(q, k).isnan()  # inverted, it would fall and say nothing
+
+
+def test_rows_warn_of_nothing():
+    """Forward-mode derivatives would, of torch.jit, the first time in a process."""
+    code = "import torch, marginlens as ml\nml.rows(torch.randn(4, 3), torch.randn(4, 3), effect=ml.Margin(m1=0.4))"
+    subprocess.run([sys.executable, "-W", "error::DeprecationWarning", "-c", code], check=True)
