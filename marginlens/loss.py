@@ -212,7 +212,8 @@ class _Declared(torch.autograd.Function):
 def _slope(row: Row, effect: Effect) -> Tensor:
     """Theorem 4.1, first factor: tau times the derivative of the positive's logit with respect to its cosine."""
     along = -row.cos / row.sin.clamp(min=torch.finfo(row.sin.dtype).eps)
-    logit, back = torch.func.vjp(lambda cos, sin: effect.logit(row._replace(cos=cos, sin=sin)), row.cos, row.sin)
+    found: Any = torch.func.vjp(lambda cos, sin: effect.logit(row._replace(cos=cos, sin=sin)), row.cos, row.sin)
+    logit, back = found
     by_cos, by_sin = back(torch.ones_like(logit))  # rows do not mix
     slope: Tensor = by_cos + along * by_sin
     return slope / row.scale
