@@ -71,13 +71,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What is asked for, the first time."""
-    for module, names in _NAMES.items():
-        if name in names:
-            with _LOCK:  # modules that import each other must not be begun by two threads
+    with _LOCK:  # modules that import each other must not be begun by two threads
+        for module, names in _NAMES.items():
+            if name in names:
                 found = globals()[name] = getattr(_import(module), name)
-            return found
-    if not name.startswith("_") and find_spec(f"marginlens.{name}"):
-        return _import(f"marginlens.{name}")
+                return found
+        if not name.startswith("_") and find_spec(f"marginlens.{name}"):
+            return _import(f"marginlens.{name}")
     raise AttributeError(f"module 'marginlens' has no attribute {name!r}")
 
 

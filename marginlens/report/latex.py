@@ -87,21 +87,14 @@ def _without_runs(grid: Grid) -> tuple[list[str], list[list[str]]]:
 
     Nor has it a column for gains where there are none.
     """
-    names, rows = list(grid.head), [[_cell(item) for item in row] for row in grid.rows]
-    if GAIN in names and not any(row[names.index(GAIN)] for row in rows):
-        rows = [_but(row, names.index(GAIN)) for row in rows]
-        names.remove(GAIN)
-    if {"ours", "runs"} <= set(names):
-        ours, runs = names.index("ours"), names.index("runs")
+    rows = [[_cell(item) for item in row] for row in grid.rows]
+    kept = [i for i, name in enumerate(grid.head) if name != GAIN or any(row[i] for row in rows)]
+    if {"ours", "runs"} <= set(grid.head):
+        ours, runs = grid.head.index("ours"), grid.head.index("runs")
+        kept.remove(runs)
         for row in rows:
             row[ours] = row[ours] or (NOT_RUN if row[runs].startswith(NOT_RUN) else "not measured")
-        rows = [_but(row, runs) for row in rows]
-        names.remove("runs")
-    return names, rows
-
-
-def _but(row: Sequence[str], place: int) -> list[str]:
-    return [*row[:place], *row[place + 1 :]]
+    return [grid.head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _cell(item: Item) -> str:
