@@ -74,14 +74,14 @@ def put(path: Path, content: bytes) -> None:
 
 def deliver(path: Path, content: bytes) -> None:
     """`put` at a place that the user named: where a link leads; a stream, such as /dev/stdout, is written to."""
-    if _is_stream(path):
+    if is_stream(path):
         with path.open("ab") as file:
             file.write(content)
     else:
         put(Path(os.path.realpath(path)), content)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """A pipe, a device or a file that is open already, which its reader would miss if another took its name."""
     here = path
     for _ in range(40):  # as many links as Linux follows
@@ -96,6 +96,8 @@ def _is_stream(path: Path) -> bool:
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
     """Around the writing of a file, whose folder is made: what the disk refuses is one line that names the option."""
+    if str(path) == "-":
+        raise DataError(f"{option} - is no file's name; give {option} /dev/stdout for standard output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

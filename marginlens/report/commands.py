@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import deliver, writing
+from marginlens.data.atomic import deliver, is_stream, writing
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
 from marginlens.paths import expanded
@@ -85,7 +85,8 @@ def write(
     table = expanded(markdown) if markdown else out / "tables.md"
     tex = expanded(latex) if latex else out / "tables.tex"
     _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out")
-    _put(table, make_markdown(found, table), "--markdown" if markdown else "--out")
+    at = Path("tables.md") if is_stream(table) else table  # what reads a stream is taken to be here
+    _put(table, make_markdown(found, at), "--markdown" if markdown else "--out")
     _put(tex, make_latex(found), "--latex" if latex else "--out")
     return [str(path) for path in (out / "report.html", table, tex)]
 

@@ -145,6 +145,11 @@ def test_places_and_several_stores(store, call, tmp_path):
     assert (tmp_path / "t.tex").exists()
 
 
+def test_a_streams_links_are_from_here(store, call, capfd):
+    call("--markdown", "/dev/stdout")
+    assert "](runs/" in capfd.readouterr().out
+
+
 def test_json(store, call, capsys):
     call("--json", "--only", "tab2")
     found = json.loads(capsys.readouterr().out)
@@ -178,6 +183,7 @@ def test_unreadable_folders_are_listed_and_then_it_is_exit_2(store, call, capsys
         (["--runs", "nowhere"], "nowhere does not exist"),
         (["--out", "file"], "cannot write file/report.html (File exists); give --out another place"),
         (["--markdown", "file/x.md"], "cannot write file/x.md (File exists); give --markdown another place"),
+        (["--markdown", "-"], "--markdown - is no file's name; give --markdown /dev/stdout for standard output"),
     ],
 )
 def test_bad_input_is_one_line(store, call, capsys, tmp_path, words, said):
