@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -31,8 +32,16 @@ def open_files(path: Path, inner: str) -> Files:
     if not path.exists():
         raise DataError(f"{path} does not exist; give the official archive or its extracted folder")
     if zipfile.is_zipfile(path):
-        return Zip(path)
-    return Tar(path)
+        return Zip(path, inner)
+    return Tar(path, inner)
+
+
+def _below(members: Iterable[str], inner: str) -> dict[str, str]:
+    """Members by their name below the archive's own folder, which is `inner`, or a folder that all of them are in."""
+    names = {name.removeprefix("./"): name for name in members}
+    tops = {name.partition("/")[0] if "/" in name else "" for name in names}
+    own = inner if inner in tops else tops.pop() if len(tops) == 1 else ""
+    return {name.removeprefix(f"{own}/"): member for name, member in names.items()}
 
 
 class Folder:
@@ -54,11 +63,12 @@ class Folder:
 class Tar:
     """Members of a tar archive, by their name below the archive's own folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, inner: str) -> None:
         self.where = str(path)
         try:
             self.archive = tarfile.open(path)  # noqa: SIM115
-            self.members = {m.name.split("/", 1)[-1]: m for m in self.archive if m.isfile()}
+            held = {m.name: m for m in self.archive if m.isfile()}
+            self.members = {name: held[member] for name, member in _below(held, inner).items()}
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
             raise DataError(f"{path} is damaged, or no tar archive: {why}; fetch it again") from None
@@ -76,13 +86,13 @@ class Tar:
 class Zip:
     """Members of a zip archive, by their name below the archive's own folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, inner: str) -> None:
         self.where = str(path)
         try:
             self.archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{path} is damaged: {error}; fetch it again") from None
-        self.members = {n.split("/", 1)[-1]: n for n in self.archive.namelist() if not n.endswith("/")}
+        self.members = _below((name for name in self.archive.namelist() if not name.endswith("/")), inner)
 
     def names(self) -> list[str]:
         return list(self.members)

@@ -18,7 +18,7 @@ from marginlens.paths import expanded
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
     """Writes the store of a data set, from its official archive or folder at `path`, or downloaded."""
     found = source(name)
-    if path is not None and not found.url:
+    if path is not None and found.drawn:
         raise DataError(f"{name} is drawn, and read from nowhere; leave out --from")
     files = _files(name, found, path, folder or store.root())
     contents = found.read(files)
@@ -26,14 +26,14 @@ def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> 
 
 
 def load(name: str, folder: Path | None = None) -> Store:
-    """A prepared data set. `shapes` needs no preparing: it is drawn the first time it is asked for."""
+    """A prepared data set; one that is drawn, such as `shapes`, needs no preparing."""
     if not store.exists(name, folder):
         if name not in SOURCES:
             others = [other for other in store.names(folder) if other != name and other not in SOURCES]
             raise DataError(f"there is no data set {name!r}; {hint(name, [*SOURCES, *others])}")
-        return store.read(name, folder) if SOURCES[name].url else prepare(name, folder=folder)
+        return prepare(name, folder=folder) if SOURCES[name].drawn else store.read(name, folder)
     if name in SOURCES and _version(name, folder) != SOURCES[name].version:
-        if not SOURCES[name].url:
+        if SOURCES[name].drawn:
             return prepare(name, folder=folder)
         raise DataError(f"{name} was prepared by another version; run: marginlens data prepare {name}")
     return store.read(name, folder)
@@ -58,8 +58,10 @@ def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
 
 
 def _files(name: str, found: Source, path: Path | None, root: Path) -> Files:
-    if not found.url:
+    if found.drawn:
         return Folder(root)
+    if path is None and not found.url:
+        raise DataError(f"{name} is not to be downloaded; run: marginlens data prepare {name} --from PATH")
     at = download(name, found, root / "downloads") if path is None else expanded(path)
     return open_files(at, found.inner)
 

@@ -38,7 +38,7 @@ class Source:
     read: Callable[[Files], Contents]
     about: str
     url: str = ""
-    """Where the official archive is; none for a data set that needs no files."""
+    """Where the official archive is; none for one that cannot be downloaded, and is read from a place that is named."""
     checksum: str = ""
     inner: str = ""
     """The folder that the archive unpacks to."""
@@ -47,6 +47,8 @@ class Source:
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     """The recipe's figures (ReSSL's code), which need not be the true ones; None: use the data's own."""
+    drawn: bool = False
+    """Made by a formula: it needs no files, and is made when it is first asked for."""
 
 
 def read_shapes(files: Files) -> Contents:
@@ -109,7 +111,10 @@ def read_tinyimagenet(files: Files) -> Contents:
 
 SOURCES = {
     "shapes": Source(
-        read_shapes, "ten kinds of figure, drawn by a formula; 32 px, needs no files", version=shapes.VERSION
+        read_shapes,
+        "ten kinds of figure, drawn by a formula; 32 px, needs no files",
+        version=shapes.VERSION,
+        drawn=True,
     ),
     "cifar10": Source(
         read_cifar10,

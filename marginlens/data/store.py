@@ -196,7 +196,8 @@ def _write_split(
     shape: tuple[int, ...] = ()
     with path.open("wb") as file:
         _header(file, (0, 3, 1, 1))
-        for images, found in batches:
+        for batch in batches:
+            images, found = _checked(split, *batch)
             if shape and images.shape[1:] != shape[1:]:
                 raise DataError(f"{split}: images of {images.shape[2:]} among images of {shape[2:]}")
             shape = (shape[0] + len(images) if shape else len(images), *images.shape[1:])
@@ -232,6 +233,19 @@ def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
 
 def _of_no_class(labels: Labels, classes: int) -> Labels:
     return labels[(labels < NO_LABEL) | (labels >= classes)]
+
+
+def _checked(split: str, images: Any, labels: Any) -> Batch:
+    """A piece as a store holds it: its bytes are written as they are, so they must mean what is read again."""
+    pixels, classes = np.asarray(images), np.asarray(labels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+        raise DataError(f"{split}: images are {pixels.dtype} {pixels.shape}; they must be uint8 (n, 3, height, width)")
+    if classes.shape != (len(pixels),) or classes.dtype.kind not in "iu":
+        raise DataError(
+            f"{split}: {len(pixels)} images with labels {classes.dtype} {classes.shape}; "
+            f"each must have a whole number, {NO_LABEL} where there is none"
+        )
+    return Batch(pixels, classes.astype(np.int64))
 
 
 def _check_labels(split: str, labels: Labels, classes: int) -> None:

@@ -194,7 +194,7 @@ def _away(step: Step) -> Step:
 
 
 def _fingerprint(name: str, draw: bool) -> str:
-    drawn = name in SOURCES and not SOURCES[name].url
+    drawn = name in SOURCES and SOURCES[name].drawn
     if not data_store.exists(name) and not (draw and drawn):
         return ""
     return open_data(name).fingerprint

@@ -2,7 +2,9 @@
 
 import http.server
 import shutil
+import tarfile
 import threading
+import zipfile
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from marginlens.data import sources, store
+from marginlens.data.archives import open_files
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import load, prepare
 from tests.data.conftest import tar_of, zip_of
@@ -228,3 +231,49 @@ def test_downloads_are_checked(cifar10, server, monkeypatch, tmp_path):
     shutil.rmtree(store.root() / "downloads")
     with pytest.raises(DataError, match=r"could not be downloaded .* run: marginlens data prepare cifar10 --from"):
         prepare("cifar10")
+
+
+@pytest.mark.parametrize(
+    ("members", "inner", "names"),
+    [
+        (["x/train/0.png", "x/test/0.png"], "", ["train/0.png", "test/0.png"]),
+        (["train/0.png", "test/0.png"], "", ["train/0.png", "test/0.png"]),
+        (["./train/0.png", "./test/0.png"], "", ["train/0.png", "test/0.png"]),
+        (["x/0.png", "__MACOSX/0.png"], "x", ["0.png", "__MACOSX/0.png"]),
+        (["mine/0.png"], "x", ["0.png"]),
+        (["0.png", "more/0.png"], "", ["0.png", "more/0.png"]),
+    ],
+)
+def test_only_the_archives_own_folder_is_left_out(members, inner, names, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as held, tarfile.open(tmp_path / "x.tar", "w") as other:
+        for name in members:
+            held.writestr(name, name)
+            (tmp_path / "file").write_text(name)
+            other.add(tmp_path / "file", name)
+    for path in (tmp_path / "x.zip", tmp_path / "x.tar"):
+        files = open_files(path, inner)
+        assert files.names() == names
+        for name, member in zip(names, members, strict=True):
+            with files.open(name) as file:
+                assert file.read().decode() == member
+        files.archive.close()
+
+
+def test_a_set_without_an_address_is_read_from_where_it_is_said_to_be(tmp_path, monkeypatch):
+    """And one that is drawn from nowhere."""
+
+    def read(files):
+        with files.open("pixels.bin") as file:
+            pixels = np.frombuffer(file.read(), np.uint8).reshape(2, 3, 4, 4)
+        return sources.Contents({"train": [store.Batch(pixels, np.array([0, 1]))]}, ("a", "b"))
+
+    monkeypatch.setitem(sources.SOURCES, "mine", sources.Source(read, "two images"))
+    (tmp_path / "pixels.bin").write_bytes(bytes(range(96)))
+    with pytest.raises(DataError, match="mine is not to be downloaded; run: marginlens data prepare mine --from PATH"):
+        prepare("mine")
+    with pytest.raises(DataError, match=r"mine is not prepared in .*; run: marginlens data prepare mine"):
+        load("mine")
+    assert prepare("mine", tmp_path).splits["train"].images.ravel().tolist() == list(range(96))
+    assert load("mine").classes == ("a", "b")
+    with pytest.raises(DataError, match="shapes is drawn, and read from nowhere; leave out --from"):
+        prepare("shapes", tmp_path)

@@ -49,6 +49,14 @@ def test_the_fingerprint_is_of_the_content():
     assert store.write("z", {"train": batches(10), "test": batches(4, 1)}, ["a", "b", "d"]).fingerprint != one
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, list])
+def test_whole_numbers_of_any_kind_are_labels(kind):
+    given = {"train": [Batch(b.images, list(b.labels) if kind is list else b.labels.astype(kind)) for b in batches(4)]}
+    found = store.write("x", given, ["a", "b", "c"])
+    assert found.splits["train"].labels.dtype == np.int64
+    assert found.fingerprint == store.write("y", {"train": batches(4)}, ["a", "b", "c"]).fingerprint
+
+
 def test_a_second_writing_replaces_the_first(data_root):
     write()
     second = write(seed=5)
@@ -96,6 +104,17 @@ def test_what_is_read_while_another_is_written_is_of_one_writing(monkeypatch, at
             {"train": [*batches(4), Batch(np.zeros((1, 3, 9, 9), np.uint8), np.array([0]))]},
             r"images of \(9, 9\) among images of \(5, 6\)",
         ),
+        (
+            {"train": [Batch(np.full((2, 3, 4, 4), 0.5), np.array([0, 1]))]},
+            r"images are float64 \(2, 3, 4, 4\); they must be uint8 \(n, 3, height, width\)",
+        ),
+        ({"train": [Batch(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))]}, r"images are uint8 \(2, 4, 4, 3\)"),
+        ({"train": [Batch(np.zeros((2, 3, 4), np.uint8), np.array([0, 1]))]}, r"images are uint8 \(2, 3, 4\)"),
+        (
+            {"train": [Batch(np.zeros((3, 3, 4, 4), np.uint8), np.array([0, 1])), *batches(4)]},
+            r"3 images with labels int64 \(2,\); each must have a whole number, -1 where there is none",
+        ),
+        ({"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([0.0, 1.0]))]}, "with labels float64"),
     ],
 )
 def test_bad_content_leaves_nothing(splits, line, data_root):
