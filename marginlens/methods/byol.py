@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows, positive_only, rows
+from marginlens.methods.graphs import by_graph
 from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import Setting, register_effect, settings_of
 from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
@@ -69,6 +70,7 @@ class BYOL(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         return self.loss(views)
 
+    @by_graph
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.compare(self.queries(views), self.keys(views))
 
@@ -78,6 +80,7 @@ class BYOL(nn.Module):
             found = [rows(p, z, layout="positive_only", **settings_of(self)) for p, z in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
+    @by_graph
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 

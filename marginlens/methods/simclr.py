@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN
 from marginlens.loss import Impl, Rows, nt_xent, rows
+from marginlens.methods.graphs import by_graph
 from marginlens.methods.views import arguments, features_of, pair
 from marginlens.modules import Setting, register_effect, settings_of
 from marginlens.nets.fast import each
@@ -59,6 +60,7 @@ class SimCLR(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         return self.loss(views)
 
+    @by_graph
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.compare(self.queries(views), self.keys(views))
 
@@ -66,6 +68,7 @@ class SimCLR(nn.Module):
         with torch.no_grad():
             return rows(*self.queries(views), layout="nt_xent", **settings_of(self))
 
+    @by_graph
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         """There is no teacher to move."""
 

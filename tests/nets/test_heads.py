@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from marginlens.nets import parameters, predictor, projector
+from marginlens.nets.fast import fast
+from marginlens.nets.heads import Head
 
 
 def layers(head):
@@ -79,3 +81,12 @@ def test_refused(call, message):
     with pytest.raises(ValueError) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_a_head_of_other_layers_has_no_fast_form():
+    """It would be cut to the layers that the fast form knows."""
+    three = Head(*projector(8, hidden=8, out=8), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(16, 8)
+    assert three(x).shape == (16, 4)
+    with fast(), pytest.raises(NotImplementedError, match=r"ReLU, Linear has no fast form; leave out"):
+        three(x)

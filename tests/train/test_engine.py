@@ -14,6 +14,7 @@ from marginlens import kernels
 from marginlens.data import draw
 from marginlens.data.views import make_view
 from marginlens.methods import METHODS
+from marginlens.methods.graphs import of_its_own
 from marginlens.nets.resnet import encoder
 from marginlens.train import engine, record
 from marginlens.train.feed import open_feed
@@ -187,3 +188,27 @@ def test_what_was_chosen_is_said_and_recorded(capsys, tmp_path):
     assert "engine: eager (a cpu has no graphs)" in capsys.readouterr().err
     line = record.lines(run.path / "environment.jsonl")[0]
     assert (line["engine"], line["engine_about"]) == ("eager", "eager (a cpu has no graphs)")
+
+
+class Own(METHODS["mocov3"]):
+    """A hundred more, and a count of the steps."""
+
+    def loss(self, views):
+        return 100.0 + super().loss(views)
+
+    def after_step(self, momentum=None):
+        super().after_step(momentum)
+        self.count = getattr(self, "count", 0) + 1
+
+
+def test_what_a_graph_would_not_call_is_not_replayed(monkeypatch, tmp_path, capsys):
+    said = "Own has its own loss and after_step, which a graph does not call"
+    assert [of_its_own(method) for method in METHODS.values()] == [""] * len(METHODS)
+    monkeypatch.setitem(METHODS, "mocov3", Own)
+    monkeypatch.setattr(engine, "obstacle", lambda *_: "")  # as on a GPU
+    monkeypatch.setattr(engine, "Graph", None)
+    run = ml.pretrain(settings(epochs=1), runs=tmp_path)
+    assert f"engine: eager ({said})" in capsys.readouterr().err
+    assert run.metrics[-1]["loss"] > 100
+    with pytest.raises(ValueError, match=f"engine is 'graph', and {said}; leave it to auto, or say eager"):
+        ml.pretrain(settings(epochs=2), runs=tmp_path, engine="graph", quiet=True)
