@@ -2,7 +2,7 @@
 
 import mpmath as mp
 
-from marginlens import Attenuation, Emphasis, Margin, Ratio
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
 from marginlens.effects import Product
 
 mp.mp.dps = 150
@@ -29,6 +29,8 @@ def _weights(effect, cos, theta, positive, tau):
     if isinstance(effect, Attenuation):
         w = 1 / (1 - mp.mpf(effect.alpha) * plain[positive] / mp.fsum(plain))
         return [w if effect.kind == "I" else 1 + p * (w - 1) for p in only]
+    if not isinstance(effect, Plain | Margin):
+        raise NotImplementedError(f"no oracle for {effect}: write here what it multiplies gradients by")
     return [mp.mpf(1)] * n
 
 

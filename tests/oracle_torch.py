@@ -55,7 +55,8 @@ def scales(effect, theta, tau, p):
         if effect.kind == "I":
             return alg5_scales(theta, tau, p, effect.alpha) * ones
         return (1 - p) + p * alg6_scales(theta, tau, p, effect.alpha)
-    assert isinstance(effect, Plain | Margin)
+    if not isinstance(effect, Plain | Margin):
+        raise NotImplementedError(f"no oracle for {effect}: write here what it multiplies gradients by")
     return ones
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marginlens as ml
-from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio
+from marginlens import Attenuation, Emphasis, Margin, Plain, Ratio, effects
 from marginlens.lens import theory
-from tests.catalogue import DECLARED, DERIVATIVES, EFFECTS, close, gradients, random
+from tests.catalogue import DECLARED, DERIVATIVES, EFFECTS, SINGLE, close, gradients, random
 
 angles = st.floats(0.0, math.pi)
 scales = st.floats(0.0, 100.0)
@@ -32,6 +32,11 @@ def field(effect, seed, tau=0.25, beta=1.0, loss=ml.info_nce):
     """The gradient that an effect gives to random embeddings."""
     q, k = random(6, 4, seed=seed), random(6, 4, seed=seed + 1)
     return torch.cat(gradients(lambda q, k: loss(q, k, tau=tau, beta=beta, effect=effect), q, k)[1])
+
+
+def test_the_catalogue_has_every_effect():
+    """So that every law, and both oracles, are asked of it."""
+    assert {type(effect) for effect in SINGLE} == set(effects.EFFECTS.values())
 
 
 @fast

@@ -51,7 +51,7 @@ class BYOL(nn.Module):
         super().__init__()
         self.settings = arguments(tau, 0.0, effect, impl)
         del self.settings["beta"]
-        check_effect(self.settings["effect"])
+        check_effect(self.settings["effect"], "BYOL")
         register_effect(self, self.settings["effect"])
         dim, self.bn_splits = features_of(backbone, features, size), bn_splits
         self.student = nn.ModuleDict(
@@ -112,13 +112,13 @@ class BYOL(nn.Module):
         return embedding
 
 
-def check_effect(effect: Effect) -> None:
-    """Refuses what means nothing without negatives, and s, which for BYOL is only its learning rate."""
+def check_effect(effect: Effect, method: str) -> None:
+    """Refuses what means nothing without negatives, and s, which is only a learning rate without them."""
     for factor in factors(effect):
         if factor.needs_negatives:
             raise ValueError(
-                f"{effect}: {factor.needs_negatives} acts through negatives, and BYOL has none; "
-                f"BYOL takes margin(m1=...) and emphasis(c=...)"
+                f"{effect}: {factor.needs_negatives} acts through negatives, and {method} has none; "
+                f"{method} takes margin(m1=...) and emphasis(c=...)"
             )
         if isinstance(factor, Emphasis) and as_float(factor.s) != 1.0:
             raise ValueError(

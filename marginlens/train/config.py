@@ -7,7 +7,6 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from inspect import signature
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -89,7 +88,6 @@ METHOD_SETTINGS = {
 """Settings that are for a method to take, and its argument that says whether it does."""
 
 
-@cache
 def takes(method: str, name: str) -> bool:
     """Whether a setting means something to a method: one that is its to take must be among its arguments."""
     return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in signature(METHODS[method]).parameters
@@ -116,7 +114,7 @@ class Settings(BaseModel):
 class Pretrain(Settings):
     """What determines the result of a pre-training, and nothing else."""
 
-    method: str = Field("mocov3", description="mocov3, simclr or byol.")
+    method: str = Field("mocov3", description=f"One of {', '.join(METHODS)}.")
     data: str = Field("cifar10", description="A prepared data set: shapes, cifar10, ..., or a folder's name.")
     effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
     epochs: int = Field(200, ge=1, description="Passes over the training images.")
@@ -215,7 +213,7 @@ class Pretrain(Settings):
         if not takes(self.method, "beta"):
             if self.beta != 0.0:
                 raise ValueError(f"beta is {self.beta:g}; {self.method} has no negatives, so it must be 0")
-            check_effect(ml.effect(self.effect))
+            check_effect(ml.effect(self.effect), METHODS[self.method].__name__)
         elif self.beta == 0.0:
             raise ValueError(f"beta is 0, which leaves {self.method} without negatives; that is byol: --method byol")
         return self

@@ -144,7 +144,8 @@ def look(trainer: Trainer) -> None:
 def causes(trainer: Trainer) -> str:
     """What is safe, and why a number may have stopped being one."""
     s = trainer.settings
-    weights = ", or the effect's weights are unbounded" if s.beta < 1.0 and "attenuation" in s.effect else ""
+    loose = s.beta < 1.0 and any(word in s.effect for word in ("attenuation", "ratio"))
+    weights = ", or the effect's weights are unbounded" if loose else ""
     half = ", or fp16 overflows (try --amp off)" if trainer.precision == torch.float16 else ""
     return (
         f"{trainer.kept}. Likely: lr {s.lr:g} is too high for {s.effect} at tau {s.tau:g} (lower it, warm up longer, "

@@ -1,6 +1,7 @@
 """Settings: the recipe fills in what is not given, and what does not fit is refused with a reason."""
 
 import json
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import marginlens as ml
 from marginlens.methods import METHODS
-from marginlens.train.config import RECIPES, Knn, Pretrain, Probe, build
+from marginlens.train.config import METHOD_SETTINGS, RECIPES, Knn, Pretrain, Probe, build, takes
 from marginlens.train.identity import facts
 from marginlens.train.model import make_method
 from marginlens.train.options import read_config, settle, show
@@ -139,6 +140,33 @@ def test_a_methods_arguments_are_its_settings(monkeypatch):
             build(Pretrain, asked | {name: value})
     with pytest.raises(ValueError, match="alone has no negatives"):
         build(Pretrain, asked | {"beta": 0.5})
+
+
+def test_the_effects_of_a_method_without_negatives_are_said_by_its_name(monkeypatch):
+    monkeypatch.setitem(METHODS, "alone", Alone)
+    with pytest.raises(ValueError, match="m1 acts through negatives, and Alone has none; Alone takes margin"):
+        build(Pretrain, {"method": "alone", "data": "shapes", "beta": 0.0, "effect": "ratio(m1=0.4)"})
+
+
+def test_a_methods_class_that_is_written_anew_is_asked_anew(monkeypatch):
+    monkeypatch.setitem(METHODS, "alone", Alone)
+    assert not takes("alone", "symmetric")
+    monkeypatch.setitem(METHODS, "alone", METHODS["byol"])
+    assert takes("alone", "symmetric")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_argument_of_a_method_is_a_setting_with_the_same_default(method):
+    """Else it could not be set, and a run would not be named by it. What the recipe has otherwise is said here."""
+    otherwise = {"mocov3": {"bn_splits": 4}}.get(method, {})
+    apart = {"backbone", "features", "size", "impl"}
+    names = {argument: name for name, argument in METHOD_SETTINGS.items() if name != "ema_schedule"}
+    given = {name: x.default for name, x in signature(METHODS[method]).parameters.items() if name not in apart}
+    assert given.keys() <= names.keys()
+    settings = Pretrain(method=method)
+    for argument, default in given.items():
+        name = names[argument]
+        assert str(getattr(settings, name)) == str(otherwise.get(name, default)), name
 
 
 @pytest.mark.parametrize("line", REFUSED)
