@@ -7,6 +7,7 @@ else the one written here. The recipe is ReSSL's small-image one, on which the p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from inspect import signature
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -90,7 +91,12 @@ METHOD_SETTINGS = {
 
 def takes(method: str, name: str) -> bool:
     """Whether a setting means something to a method: one that is its to take must be among its arguments."""
-    return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in signature(METHODS[method]).parameters
+    return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in _arguments(METHODS[method])  # type: ignore[arg-type]
+
+
+@cache
+def _arguments(method: type) -> frozenset[str]:
+    return frozenset(signature(method).parameters)
 
 
 class Settings(BaseModel):
