@@ -22,11 +22,12 @@ import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import folder
 from marginlens.runs.store import drop_weights
+from marginlens.methods import METHODS
 from marginlens.train import checkpoint, record
 from tests.data.conftest import jpeg
 from tests.train.conftest import STEPS, checkpoints, launch, resume, same_end, settings, snapshot, wait_for, words
 
-KILLS = {"mocov3": 12, "simclr": 3, "byol": 3}
+KILLS = dict.fromkeys(METHODS, 3) | {"mocov3": 12}
 
 
 def child(chosen, runs, arm=None):
@@ -415,7 +416,7 @@ def test_weights_to_start_from_may_move(interrupted, tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mocov3", "simclr", "byol"])
+@pytest.mark.parametrize("method", METHODS)
 def test_killed_processes_of_the_command(tmp_path, method):
     """Real processes: five kills each, uniform over the life of a run after its start."""
     rng, more = random.Random(1), {"method": method, "epochs": 16}
