@@ -21,8 +21,8 @@ import torch
 import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import folder
-from marginlens.runs.store import drop_weights
 from marginlens.methods import METHODS
+from marginlens.runs.store import drop_weights
 from marginlens.train import checkpoint, record
 from tests.data.conftest import jpeg
 from tests.train.conftest import STEPS, checkpoints, launch, resume, same_end, settings, snapshot, wait_for, words
