@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number,
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, odd
 from marginlens.sweep.cells import worth
-from marginlens.train.config import Pretrain
 from marginlens.train.identity import NEUTRAL_EVALUATION
 from marginlens.train.knn import diverged
 from marginlens.train.probe import lost_rates
@@ -103,9 +103,10 @@ def rates_figure(gathered: Gathered) -> str:
 
 
 def rates_picture(gathered: Gathered) -> str:
-    """The same of probes by the recipe but for their rate, as an SVG file.
+    """The same of probes by the recipe but for their rate, as an SVG file, a line for each row of the paper's tables.
 
-    Of backbones by the recipe, where there are any: a picture with everything that was ever tried shows nothing.
+    Of backbones by the recipe, and panels that compare some, where there are any: a picture with everything that was
+    ever tried shows nothing.
     """
     groups = [group for group in _groups(gathered) if all(set(odd(one)) <= {"lr"} for one in group[0][1].values())]
     groups = [group for group in groups if not apart(group[0][0].settings)] or groups
@@ -113,7 +114,8 @@ def rates_picture(gathered: Gathered) -> str:
         raise ValueError(
             "no run was probed at several learning rates and else by the recipe: marginlens probe RUN --beside 3 10 30"
         )
-    shown = _panels(groups)
+    lines = Counter(map(_panel_of, groups))
+    shown = _panels([group for group in groups if lines[_panel_of(group)] > 1] or groups, _rows_of(gathered))
     effects = {effect for one in shown for effect in one.series}
     if len(effects) > LINES:
         raise ValueError(
@@ -123,16 +125,26 @@ def rates_picture(gathered: Gathered) -> str:
     return picture(shown)
 
 
-def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
+def _rows_of(gathered: Gathered) -> dict[str, str]:
+    """What the paper's tables call a run, by its key, in their order: pos+curv has other numbers on other data."""
+    tables = [lines for key, lines in gathered.lines.items() if gathered.tables[key].kind == "table"]
+    found = {seen.key: line.cell for lines in tables for line in lines for seen in line.runs}
+    return {key: cell.path.split("/", 2)[2] for key, cell in found.items()}
+
+
+def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]], rows: Mapping[str, str] | None = None) -> list[Panel]:
     """A line goes over the rates of all its seeds: with fewer at some, a step between seeds would look like one of
-    rates. An effect is at the same place in all panels, as far as there are colours."""
+    rates. It is named by its effect, or by its row where it has one, and has one colour in all panels, as far as there
+    are colours."""
     found: dict[tuple[int, str, str, int], dict[str, list[Point]]] = {}
-    for group in sorted(groups, key=lambda group: _far(group[0][0].settings)):
-        first, probes = group[0]
+    rows = rows or {}
+    order = list(rows.values())
+    places = {key: order.index(row) for key, row in rows.items()}
+    for group in sorted(groups, key=lambda group: _far(group[0][0], places)):
+        first = group[0][0]
         chosen, besides = first.settings, apart(first.settings)
-        of = list(METHODS).index(chosen.method), chosen.data, _measured(probes), chosen.epochs
-        effect = f"{chosen.effect}, {besides}" if besides else chosen.effect
-        named, names = effect, found.setdefault(of, {})
+        effect = rows.get(first.key) or (f"{chosen.effect}, {besides}" if besides else chosen.effect)
+        named, names = effect, found.setdefault(_panel_of(group), {})
         while effect in names:  # as far as settings tell; the data's content or the numerics are others
             effect = f"{named} [{len(names) + 1}]"
         names[effect] = []
@@ -141,20 +153,28 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]]) -> list[Panel]:
             said, lost = f"{effect}, lr {rate:g}: {_mean(group, rate).text}", any(map(diverged, _at(group, rate)))
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key, lost))
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
-    places = everywhere if len(everywhere) <= LINES else {}
+    same = everywhere if len(everywhere) <= LINES else {}
     return [
         logarithmic(
             f"{list(METHODS)[method]} {data}: {measured}",
             f"the layer's learning rate ({epochs} epochs of pre-training)",
-            places | found[method, data, measured, epochs],
+            same | found[method, data, measured, epochs],
         )
         for method, data, measured, epochs in sorted(found)
     ]
 
 
-def _far(settings: Pretrain) -> tuple[bool, bool]:
-    """How far from the base line: plain by the recipe comes first, then plain otherwise."""
-    return settings.effect != "plain", settings.effect == "plain" and bool(apart(settings))
+def _panel_of(group: Sequence[tuple[Seen, Series]]) -> tuple[int, str, str, int]:
+    """What the lines of a panel share: the method's place, the data, how it was probed, the length of pre-training."""
+    first, probes = group[0]
+    chosen = first.settings
+    return list(METHODS).index(chosen.method), chosen.data, _measured(probes), chosen.epochs
+
+
+def _far(seen: Seen, places: Mapping[str, int]) -> tuple[bool, bool, int]:
+    """How far from the base line: plain by the recipe comes first, plain otherwise, then what has a place."""
+    plain = seen.settings.effect == "plain"
+    return not plain, plain and bool(apart(seen.settings)), places.get(seen.key, len(places))
 
 
 def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:

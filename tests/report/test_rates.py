@@ -288,6 +288,35 @@ def test_a_picture_stands_by_itself(store):
     assert "var(--c1)" in root.find("{*}style").text
 
 
+def pictured(store):
+    """Of a picture: its panels' names, its key, and what each line of it says at its first point."""
+    root = ElementTree.fromstring(rates_picture(read(store)))
+    written = ["".join(node.itertext()) for node in root.findall(".//{*}text")]
+    names = [text for text in written if re.match(r"\w+ cifar", text)]
+    axis = max(i for i, text in enumerate(written) if text.startswith("the layer's"))
+    return names, written[axis + 1 :], [node.text for node in root.findall(".//{*}title")]
+
+
+def test_a_picture_has_the_paper_s_rows_in_their_order_and_colours(tmp_path):
+    """The paper's curvature is another on other data, and one line of the key."""
+    for data, curved in (("cifar10", "emphasis(s=20, c=0.7)"), ("cifar100", "emphasis(s=40, c=1)")):
+        for effect in ("ratio(m1=1.6)", curved, "emphasis(s=3)", "emphasis(s=20)", "plain"):
+            path = write_run(tmp_path, data=data, effect=effect, probe=60.0)
+            rates(path, {10.0: 64.0}, data=data)
+    names, key, said = pictured(tmp_path)
+    assert names == ["mocov3 cifar10: probe cifar10", "mocov3 cifar100: probe cifar100"]
+    assert key == ["plain", "pos", "pos+curv", "ratio", "emphasis(s=3)"]
+    assert said.count("pos+curv, lr 10: 64.00") == 2
+
+
+def test_a_picture_has_panels_that_compare(store):
+    """But for one where none does; what stands in the others alone is not in the key."""
+    assert pictured(store)[0] == ["mocov3 cifar100: probe cifar100", "mocov3 cifar100: transfer cifar10"]
+    rates(write_run(store, method="byol", data="cifar10", effect="emphasis(c=2)"), {10.0: 64.0, 3.0: 63.0}, "cifar10")
+    rates(write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0), {10.0: 64.0})
+    assert pictured(store)[:2] == (["mocov3 cifar100: probe cifar100"], ["plain", "pos"])
+
+
 def test_a_picture_where_nothing_is_by_the_recipe_shows_what_there_is(tmp_path):
     rates(write_run(tmp_path, data="cifar100", bn_splits=8, probe=65.0), {10.0: 64.5})
     assert ">plain, bn_splits=8</text>" in rates_picture(read(tmp_path))
