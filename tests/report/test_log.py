@@ -126,8 +126,11 @@ def test_looks(runs):
         chosen = settings(row, epochs=100)
         known.add(chosen)
         entry = runs[chosen]
-        same(row["probe"], top1(entry, "probe", "cifar100", **SHORT))
-        same(row["kNN (test set)"], f"{entry.result['knn']:.2f}")
+        for name in (name for name in row if str(name).startswith("lr ")):
+            same(row[name], top1(entry, "probe", "cifar100", **SHORT, lr=float(name.split()[1])))
+        if "probe" in row:
+            same(row["probe"], top1(entry, "probe", "cifar100", **SHORT))
+            same(row["kNN (test set)"], f"{entry.result['knn']:.2f}")
     assert known == {chosen for chosen in runs if chosen.epochs == 100}
 
 
