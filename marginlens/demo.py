@@ -17,9 +17,9 @@ import marginlens as ml
 from marginlens.methods import Method
 from marginlens.report.demo import maps, write_page, write_picture
 from marginlens.train.config import Knn, Pretrain, Probe, build
-from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, frozen, plain_images
 from marginlens.train.feed import Feed, open_feed
+from marginlens.train.knn import knn_accuracy
 from marginlens.train.model import make_method, make_views
 from marginlens.train.pretrain import pretrain
 from marginlens.train.probe import linear_probe, probe

@@ -18,9 +18,9 @@ from marginlens.report.contents import Usual, odd_content, odd_data, usual_conte
 from marginlens.report.seen import Seen, read_all
 from marginlens.runs.store import Entry
 from marginlens.sweep.cells import Label, follows, match, numerics, standing
+from marginlens.train.accuracy import diverged
 from marginlens.train.config import Pretrain
 from marginlens.train.identity import NUMERICS
-from marginlens.train.knn import diverged
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from marginlens.report.rates import beside
 from marginlens.report.seen import Seen
 from marginlens.runs.entry import when
 from marginlens.runs.fields import plain, spelled
+from marginlens.train.accuracy import diverged
 from marginlens.train.config import Pretrain
-from marginlens.train.knn import diverged
 
 _FIRST = ("loss", "kNN")
 _CONTENT = "content of the data"

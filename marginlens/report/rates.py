@@ -19,8 +19,8 @@ from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number,
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart, odd
 from marginlens.sweep.cells import worth
+from marginlens.train.accuracy import diverged
 from marginlens.train.identity import NEUTRAL_EVALUATION
-from marginlens.train.knn import diverged
 from marginlens.train.probe import lost_rates
 
 Series = dict[float, dict[str, Any]]

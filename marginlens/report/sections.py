@@ -13,7 +13,7 @@ from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import measure
 from marginlens.report.seen import Seen
 from marginlens.runs.fields import apart
-from marginlens.train.knn import diverged
+from marginlens.train.accuracy import diverged
 
 POINTS = 200
 """Points of a curve in the page at most, evenly chosen with the last one among them."""

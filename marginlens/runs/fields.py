@@ -16,9 +16,9 @@ from typing import Any
 import marginlens as ml
 from marginlens.parameters import hint
 from marginlens.runs.entry import STATES, Entry, when
+from marginlens.train.accuracy import diverged
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, build, known
 from marginlens.train.identity import NEUTRAL_EVALUATION
-from marginlens.train.knn import diverged
 
 Value = str | int | float | bool | None
 Test = Callable[[Entry], bool]

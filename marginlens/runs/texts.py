@@ -13,7 +13,7 @@ from rich.table import Table
 from marginlens.runs.entry import Entry, when
 from marginlens.runs.fields import RECIPE, apart, odd, value
 from marginlens.runs.store import records
-from marginlens.train.knn import diverged
+from marginlens.train.accuracy import diverged
 
 NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
 DIVERGED = " (diverged)"

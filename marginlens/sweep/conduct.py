@@ -21,7 +21,7 @@ from marginlens.sweep.estimate import Estimator, spoken
 from marginlens.sweep.job import note_crash
 from marginlens.sweep.places import Executor
 from marginlens.sweep.plan import Step, counts, look, look_again
-from marginlens.train.knn import diverged
+from marginlens.train.accuracy import diverged
 from marginlens.train.stop import Asked, Stopped, signals
 
 SHOWN = 60

@@ -63,13 +63,18 @@ class Job(Settings):
         return self.model_copy(update={"evaluations": more})
 
 
-class Where(Machine):
-    """Where a job is done, and what is kept of it: nothing of this changes its result."""
+class Kept(Machine):
+    """Where jobs are done, and what is kept of them: nothing of this changes a result."""
 
-    runs: str = "runs"
-    engine: Literal["auto", "eager", "graph"] = "auto"
-    knn_every: int = Field(10, ge=0)
-    records_only: bool = False
+    runs: str = Field("runs", description="Folder of runs; what is complete in it is not run again.")
+    engine: Literal["auto", "eager", "graph"] = Field("auto", description="As for marginlens pretrain.")
+    knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
+    records_only: bool = Field(False, description="Keep a run's results, and remove its weights when it is done.")
+
+
+class Where(Kept):
+    """The same for one job, with what it is to find there."""
+
     fingerprints: dict[str, str] = {}
     """Of the data that were planned with, by their names; what has none may be whatever is there."""
 
@@ -89,30 +94,20 @@ def merge(jobs: Iterable[Job]) -> list[Job]:
     return [Job(settings=settings, evaluations=tuple(evaluations)) for settings, evaluations in found.items()]
 
 
-def perform(
-    job: Job,
-    runs: str | Path,
-    *,
-    device: str = "auto",
-    engine: Literal["auto", "eager", "graph"] = "auto",
-    workers: int = 2,
-    knn_every: int = 10,
-    records_only: bool = False,
-    quiet: bool = False,
-    ended: Callable[[], bool] = lambda: False,
-) -> Path:
+def perform(job: Job, where: Where, ended: Callable[[], bool] = lambda: False) -> Path:
     """Does what is missing of a job, and returns the run's folder; `ended` says between two parts whether to stop."""
-    where: dict[str, Any] = {"device": device, "workers": workers, "quiet": quiet}
+    at: dict[str, Any] = {"device": where.device, "workers": where.workers}
+    begun: dict[str, Any] = {"runs": where.runs, "engine": where.engine, "knn_every": where.knn_every}
     with record.keeping():  # between two parts nobody else removes the weights
-        run = training.pretrain(job.settings, runs=runs, resume=True, engine=engine, knn_every=knn_every, **where)
+        run = training.pretrain(job.settings, resume=True, **begun, **at)
         for wanted in job.evaluations:
             if ended():
                 raise Stopped("stopped before its evaluations; the same command goes on with them", 143)
             if wanted.kind == "probe":
-                probing.probe(run, wanted.settings, beside=wanted.beside, **where)
+                probing.probe(run, wanted.settings, beside=wanted.beside, **at)
             else:
-                probing.transfer(run, wanted.data, wanted.settings, beside=wanted.beside, **where)
-        if records_only:
+                probing.transfer(run, wanted.data, wanted.settings, beside=wanted.beside, **at)
+        if where.records_only:
             try:
                 drop_weights(run)
             except ValueError as error:  # all is measured

@@ -6,18 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from marginlens.sweep.job import Where
+from marginlens.sweep.job import Kept, Where
 from marginlens.train.config import Settings
-from marginlens.train.places import Machine, Rates
+from marginlens.train.places import Rates
 
 
-class Executor(Machine):
-    """Where and how many runs are done."""
+class Executor(Kept):
+    """By whom, how many at once and for how long runs are done."""
 
-    runs: str = Field("runs", description="Folder of runs; what is complete in it is not run again.")
-    engine: Literal["auto", "eager", "graph"] = Field("auto", description="As for marginlens pretrain.")
-    knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
-    records_only: bool = Field(False, description="Keep a run's results, and remove its weights when it is done.")
     beside: Rates = Field((), description="Learning rates to try beside each probe's own, on the same crops.")
     dry_run: bool = Field(False, description="Say what would be run, and stop.")
     limit_minutes: float = Field(0.0, ge=0, description="Stop cleanly after so many minutes; 0: when all is done.")
@@ -39,7 +35,7 @@ class Executor(Machine):
     @property
     def where(self) -> Where:
         """What a job is told of this."""
-        return Where(**{name: getattr(self, name) for name in Where.model_fields if name != "fingerprints"})
+        return Where(**{name: getattr(self, name) for name in Kept.model_fields})
 
 
 class SweepPlace(Executor):

@@ -73,8 +73,8 @@ def _attempt(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
         if request["version"] != __version__:
             raise ValueError(f"marginlens is {__version__} here, and {request['version']} where the run was planned")
 
-        where, job = Where(**request["where"]).model_dump(), Job(**request["job"])
-        _check_data(job.data, where.pop("fingerprints"))
+        where, job = Where(**request["where"]), Job(**request["job"])
+        _check_data(job.data, where.fingerprints)
         parts = iter([e.name for e in job.evaluations])
 
         def between() -> bool:
@@ -84,7 +84,7 @@ def _attempt(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
 
         _name_part("pre-training")
         with torch.random.fork_rng(devices=[]):  # the next job finds the generator as a new process does
-            path = perform(job, where.pop("runs"), ended=between, **where)
+            path = perform(job, where, between)
         return {"code": 0, "run": str(path), "line": ""}
     except ValueError as error:
         return {"code": getattr(error, "code", 2), "run": "", "line": str(error)}

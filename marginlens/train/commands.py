@@ -15,9 +15,9 @@ from marginlens.paths import expanded
 from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
 from marginlens.train import probe as probing
+from marginlens.train.accuracy import diverged
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
 from marginlens.train.identity import run_name
-from marginlens.train.knn import diverged
 from marginlens.train.options import options, perform
 from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
 from marginlens.train.record import open_run

@@ -17,9 +17,9 @@ from marginlens.data.folder import prepare_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
 from marginlens.paths import expanded
+from marginlens.train.accuracy import diverged
 from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
-from marginlens.train.knn import diverged
 from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.probe import LOWER
 from marginlens.train.record import Run, open_run

@@ -1,17 +1,14 @@
-"""Which images an evaluation learns from and is tested on, and nearest neighbours on them."""
+"""Which images an evaluation learns from and is tested on."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from marginlens.data import draw
-from marginlens.train.config import Knn
-from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, all_labelled
-from marginlens.train.knn import accuracy, vote
 
 _HOLDOUT = 0x48454C44
 """The seed that chooses held-out images: the same ones for every run, so that settings are compared on equal terms."""
@@ -42,17 +39,3 @@ def parts(feed: Feed, holdout: int) -> Parts:
         raise ValueError(f"{feed.name} has no test split; give --holdout, a number of training images to test on")
     test = feed.labels("test")
     return Parts(torch.arange(len(labels)), labels, "test", torch.arange(len(test)), test)
-
-
-def knn_accuracy(backbone: nn.Module, feed: Feed, settings: Knn, size: int, precision: torch.dtype) -> float | None:
-    """Top-1 in percent; None for data without labels or a test split."""
-    if not settings.holdout and ("test" not in feed.splits or not all_labelled(feed.labels("train"))):
-        return None
-    chosen = parts(feed, settings.holdout)
-    size = settings.size or size
-    bank, asked = (
-        features(backbone, plain_images(feed, split, some, size, settings.resize), precision)
-        for split, some in (("train", chosen.train), (chosen.tested, chosen.test))
-    )
-    scores = vote(bank, chosen.labels, asked, len(feed.classes), settings.k, settings.temperature)
-    return accuracy(scores, chosen.test_labels)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from marginlens.train.accuracy import accuracy
+from marginlens.train.config import Knn
+from marginlens.train.evaluate import parts
+from marginlens.train.features import features, plain_images
+from marginlens.train.feed import Feed, all_labelled
+
 ROWS = 512
-CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "tinyimagenet": 200, "shapes": 10}
-"""Of the data sets that are known by name, where a record does not say it: the first did not."""
 
 
 def vote(bank: Tensor, labels: Tensor, asked: Tensor, classes: int, k: int, temperature: float) -> Tensor:
@@ -30,18 +30,15 @@ def vote(bank: Tensor, labels: Tensor, asked: Tensor, classes: int, k: int, temp
     return torch.cat(scores)
 
 
-def accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
-    """Share of rows whose label is among the `top` highest scores, in percent."""
-    best = scores.topk(min(top, scores.shape[1]), dim=1).indices
-    return 100.0 * int((best == labels.to(best.device)[:, None]).any(1).sum()) / len(labels)
-
-
-def worse_than_guessing(loss: float, classes: int) -> bool:
-    """Whether a layer's loss is more than twice that of a guess among the classes: it diverged."""
-    return loss > 2 * math.log(classes) > 0
-
-
-def diverged(one: Mapping[str, Any]) -> bool:
-    """Whether a recorded probe ended worse than guessing: its accuracy then says nothing of the backbone."""
-    classes = one.get("classes", CLASSES.get(one["data"], 1))
-    return one["kind"] != "knn" and worse_than_guessing(one.get("loss", 0.0), classes)
+def knn_accuracy(backbone: nn.Module, feed: Feed, settings: Knn, size: int, precision: torch.dtype) -> float | None:
+    """Top-1 in percent; None for data without labels or a test split."""
+    if not settings.holdout and ("test" not in feed.splits or not all_labelled(feed.labels("train"))):
+        return None
+    chosen = parts(feed, settings.holdout)
+    size = settings.size or size
+    bank, asked = (
+        features(backbone, plain_images(feed, split, some, size, settings.resize), precision)
+        for split, some in (("train", chosen.train), (chosen.tested, chosen.test))
+    )
+    scores = vote(bank, chosen.labels, asked, len(feed.classes), settings.k, settings.temperature)
+    return accuracy(scores, chosen.test_labels)

@@ -28,9 +28,9 @@ from marginlens.train import engine as engines
 from marginlens.train.config import Knn, Pretrain, takes
 from marginlens.train.curves import Curves
 from marginlens.train.engine import Engine, Name
-from marginlens.train.evaluate import knn_accuracy
 from marginlens.train.features import features, plain_images, spread
 from marginlens.train.feed import Feed, open_feed
+from marginlens.train.knn import knn_accuracy
 from marginlens.train.model import (
     choose_device,
     choose_precision,

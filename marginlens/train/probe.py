@@ -19,12 +19,13 @@ from marginlens.data import draw
 from marginlens.data.stream import kept_workers
 from marginlens.data.views import View
 from marginlens.train import record
+from marginlens.train.accuracy import accuracy, diverged, worse_than_guessing
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
-from marginlens.train.evaluate import Parts, knn_accuracy, parts
+from marginlens.train.evaluate import Parts, parts
 from marginlens.train.features import BATCH, features, plain_images
 from marginlens.train.feed import Feed, open_feed
 from marginlens.train.identity import evaluation_name
-from marginlens.train.knn import accuracy, diverged, worse_than_guessing
+from marginlens.train.knn import knn_accuracy
 from marginlens.train.linear import Linear
 from marginlens.train.model import choose_device, choose_precision, placed
 from marginlens.train.progress import Display

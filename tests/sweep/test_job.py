@@ -34,7 +34,7 @@ def parts(monkeypatch, tmp_path):
 
 def test_a_run_is_held_between_the_parts_of_its_job(parts, tmp_path):
     done, seen = parts
-    path = jobs.perform(done, tmp_path, records_only=True)
+    path = jobs.perform(done, jobs.Where(runs=str(tmp_path), records_only=True))
     assert seen == ["pretrain", "running", "running"]
     found = examine(path)
     assert (found.state, found.weights) == ("complete", False)
@@ -45,7 +45,7 @@ def test_a_job_is_done_though_its_weights_stay(parts, tmp_path, monkeypatch, cap
         raise ValueError(f"{run.path} is left as it is: it cannot be removed (Permission denied)")
 
     monkeypatch.setattr(jobs, "drop_weights", refuse)
-    assert examine(jobs.perform(parts[0], tmp_path, records_only=True)).state == "complete"
+    assert examine(jobs.perform(parts[0], jobs.Where(runs=str(tmp_path), records_only=True))).state == "complete"
     assert "its weights stay: " in capsys.readouterr().err
 
 
@@ -53,13 +53,13 @@ def test_each_part_is_told_its_rates(parts, tmp_path, monkeypatch):
     told = []
     for kind in ("probe", "transfer"):
         monkeypatch.setattr(jobs.probing, kind, lambda run, *more, beside, **where: told.append(beside))
-    jobs.perform(parts[0].with_rates((3.0, 10.0)), tmp_path)
+    jobs.perform(parts[0].with_rates((3.0, 10.0)), jobs.Where(runs=str(tmp_path)))
     assert told == [(3.0, 10.0)] * 2
 
 
 def test_it_is_let_go_however_a_job_ends(parts, tmp_path):
     with pytest.raises(Stopped):
-        jobs.perform(parts[0], tmp_path, ended=lambda: True)
+        jobs.perform(parts[0], jobs.Where(runs=str(tmp_path)), lambda: True)
     (path,) = tmp_path.iterdir()
     assert examine(path).state == "complete"
     assert drop_weights(record.open_run(path)) > 0

@@ -306,9 +306,9 @@ def test_a_job_leaves_nothing_behind(tmp_path):
 
 
 def test_what_a_job_draws_changes_no_other(tmp_path, monkeypatch):
-    def perform(job, runs, **more):
+    def perform(job, where, ended):
         torch.rand(3)
-        return Path(runs)
+        return Path(where.runs)
 
     monkeypatch.setattr("marginlens.sweep.job.perform", perform)
     request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}

@@ -20,8 +20,8 @@ import marginlens as ml
 from marginlens.data.views import View, make_view
 from marginlens.nets import encoder
 from marginlens.runs.store import drop_weights
-from marginlens.train import evaluate, features, feed, identity, probe, record
-from marginlens.train.knn import accuracy, diverged, vote
+from marginlens.train import evaluate, features, feed, identity, knn, probe, record
+from marginlens.train.accuracy import accuracy, diverged
 from marginlens.train.progress import Display
 from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
 from marginlens.train.stop import Stopped
@@ -46,7 +46,7 @@ def test_votes_equal_scikit_learn_s(k, temperature):
     k = min(k, 60)
     theirs = KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
     shares = theirs.fit(bank, labels).predict_proba(asked)
-    found = vote(torch.tensor(bank), torch.tensor(labels), torch.tensor(asked), 4, k, temperature)
+    found = knn.vote(torch.tensor(bank), torch.tensor(labels), torch.tensor(asked), 4, k, temperature)
     np.testing.assert_allclose((found / found.sum(1, keepdim=True)).numpy(), shares, atol=1e-9)
 
 
@@ -66,7 +66,7 @@ def test_knn_of_a_run_is_the_vote_on_its_features(whole):
         features.features(backbone, features.plain_images(data, s, torch.arange(n), 8), torch.float32)
         for s, n in (("train", 32), ("test", 16))
     )
-    scores = vote(x, data.labels("train"), y, 4, 5, 0.1)
+    scores = knn.vote(x, data.labels("train"), y, 4, 5, 0.1)
     assert found["top1"] == accuracy(scores, data.labels("test"))
     assert whole.result["knn"] == ml.knn(whole, quiet=True)["top1"]
 
@@ -111,7 +111,7 @@ def test_the_backbone_is_untouched_bit_for_bit():
     modes = [m.training for m in net.modules()]
     before, state = fingerprint(net), {k: v.clone() for k, v in net.state_dict().items()}
     probe.linear_probe(net, little(), SHORT, 8, torch.float32, quiet())
-    evaluate.knn_accuracy(net, little(), ml.Knn(), 8, torch.float32)
+    knn.knn_accuracy(net, little(), ml.Knn(), 8, torch.float32)
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert fingerprint(net) == before
     assert [m.training for m in net.modules()] == modes
