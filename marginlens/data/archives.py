@@ -37,9 +37,13 @@ def open_files(path: Path, inner: str) -> Files:
 
 
 def _below(members: Iterable[str], inner: str) -> dict[str, str]:
-    """Members by their name below the archive's own folder, which is `inner`, or a folder that all of them are in."""
+    """Members by their name below the archive's own folder, which is `inner`, or a folder that all of them are in.
+
+    What a Mac puts beside it does not count.
+    """
     names = {name.removeprefix("./"): name for name in members}
-    tops = {name.partition("/")[0] if "/" in name else "" for name in names}
+    beside = ("__MACOSX/", ".DS_Store", "._")
+    tops = {name.partition("/")[0] if "/" in name else "" for name in names if not name.startswith(beside)}
     own = inner if inner in tops else tops.pop() if len(tops) == 1 else ""
     return {name.removeprefix(f"{own}/"): member for name, member in names.items()}
 

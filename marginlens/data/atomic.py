@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +76,7 @@ def put(path: Path, content: bytes) -> None:
 def deliver(path: Path, content: bytes) -> None:
     """`put` at a place that the user named: where a link leads; a stream, such as /dev/stdout, is written to."""
     if is_stream(path):
-        with path.open("ab") as file:
+        with _opened(path) as file:
             file.write(content)
     else:
         put(Path(os.path.realpath(path)), content)
@@ -83,14 +84,29 @@ def deliver(path: Path, content: bytes) -> None:
 
 def is_stream(path: Path) -> bool:
     """A pipe, a device or a file that is open already, which its reader would miss if another took its name."""
-    here = path
+    return bool(_OPEN.match(str(_led(path)))) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+_OPEN = re.compile(r"/(?:proc/([^/]+)|dev)/fd/(\d+)")
+"""A file that a process has open: whose, if it is said, and its number there."""
+
+
+def _led(path: Path) -> Path:
+    """Where links lead, as far as to what is open."""
     for _ in range(40):  # as many links as Linux follows
-        if re.match(r"/(proc/[^/]+|dev)/fd/", str(here)):
-            return True
-        if not here.is_symlink():
+        if _OPEN.match(str(path)) or not path.is_symlink():
             break
-        here = Path(os.path.normpath(here.parent / here.readlink()))
-    return path.exists() and not path.is_file() and not path.is_dir()
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+    return path
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A stream to write to. Our own goes on where it is: opened anew, what we print next would lie over it."""
+    found = _OPEN.fullmatch(str(_led(path)))
+    if found and found[1] in (None, "self", str(os.getpid())):
+        sys.stdout.flush()
+        return os.fdopen(os.dup(int(found[2])), "wb")
+    return path.open("ab")
 
 
 @contextmanager

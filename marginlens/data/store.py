@@ -197,11 +197,10 @@ def _write_split(
     with path.open("wb") as file:
         _header(file, (0, 3, 1, 1))
         for batch in batches:
-            images, found = _checked(split, *batch)
+            images, found = _checked(split, *batch, classes)
             if shape and images.shape[1:] != shape[1:]:
                 raise DataError(f"{split}: images of {images.shape[2:]} among images of {shape[2:]}")
             shape = (shape[0] + len(images) if shape else len(images), *images.shape[1:])
-            _check_labels(split, found, classes)
             digest.update(images.tobytes())
             file.write(images.tobytes())
             labels.append(found)
@@ -235,7 +234,7 @@ def _of_no_class(labels: Labels, classes: int) -> Labels:
     return labels[(labels < NO_LABEL) | (labels >= classes)]
 
 
-def _checked(split: str, images: Any, labels: Any) -> Batch:
+def _checked(split: str, images: Any, labels: Any, count: int) -> Batch:
     """A piece as a store holds it: its bytes are written as they are, so they must mean what is read again."""
     pixels, classes = np.asarray(images), np.asarray(labels)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
@@ -245,6 +244,7 @@ def _checked(split: str, images: Any, labels: Any) -> Batch:
             f"{split}: {len(pixels)} images with labels {classes.dtype} {classes.shape}; "
             f"each must have a whole number, {NO_LABEL} where there is none"
         )
+    _check_labels(split, classes, count)
     return Batch(pixels, classes.astype(np.int64))
 
 

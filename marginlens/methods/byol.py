@@ -21,6 +21,7 @@ from marginlens.nets.parts import apart, count_once, in_parts, part_size, togeth
 from marginlens.parameters import as_float
 
 
+@by_graph
 class BYOL(nn.Module):
     """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
 
@@ -51,7 +52,7 @@ class BYOL(nn.Module):
         super().__init__()
         self.settings = arguments(tau, 0.0, effect, impl)
         del self.settings["beta"]
-        check_effect(self.settings["effect"], "BYOL")
+        check_effect(self.settings["effect"], type(self).__name__)
         register_effect(self, self.settings["effect"])
         dim, self.bn_splits = features_of(backbone, features, size), bn_splits
         self.student = nn.ModuleDict(
@@ -70,7 +71,6 @@ class BYOL(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         return self.loss(views)
 
-    @by_graph
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.compare(self.queries(views), self.keys(views))
 
@@ -80,7 +80,6 @@ class BYOL(nn.Module):
             found = [rows(p, z, layout="positive_only", **settings_of(self)) for p, z in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
-    @by_graph
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=type)
 
-_KNOWN: set[Callable[..., Any]] = set()
+_KNOWN: set[type] = set()
 
 
-def by_graph(function: F) -> F:
-    """Marks a `loss` that is `compare(queries(views), keys(views))`, or an `after_step` that moves `teacher`, if any.
+def by_graph(method: M) -> M:
+    """Marks a class, and none of its subclasses, with which a graph takes the same steps as its functions do.
 
-    A graph calls these three, beside each other, and moves each parameter of `teacher` towards the one of that name in
-    `student`; it reads `settings["effect"]`. A method with either function unmarked runs one operation after another.
+    A graph calls `queries`, `keys` and `compare` once, on a copy of the method, and replays what they did: `loss` is
+    `compare(queries(views), keys(views))`, and the three keep nothing but what they write into buffers in place. It
+    moves each parameter of `teacher`, if there is one, towards that of its name in `student`: `after_step` does just
+    that. It reads `settings["effect"]`. The heads are those of `nets/heads.py`.
     """
-    _KNOWN.add(function)
-    return function
+    _KNOWN.add(method)
+    return method
 
 
-def of_its_own(method: type) -> str:
-    """Why a graph would not do what the method does, or nothing: a subclass may have its own."""
-    names = [name for name in ("loss", "after_step") if getattr(method, name) not in _KNOWN]
-    return f"{method.__name__} has its own {' and '.join(names)}, which a graph does not call" if names else ""
+def unmarked(method: type) -> str:
+    """Why a graph may not do what the method does, or nothing."""
+    return "" if method in _KNOWN else f"{method.__name__} is not marked by_graph, as docs/methods.md has it"

@@ -20,6 +20,7 @@ from marginlens.nets.heads import predictor, projector
 from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
 
 
+@by_graph
 class MoCoV3(nn.Module):
     """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
 
@@ -72,7 +73,6 @@ class MoCoV3(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         return self.loss(views)
 
-    @by_graph
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.compare(self.queries(views), self.keys(views))
 
@@ -82,7 +82,6 @@ class MoCoV3(nn.Module):
             found = [rows(q, k, **settings_of(self)) for q, k in pairs]
         return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
-    @by_graph
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 

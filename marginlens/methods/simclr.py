@@ -19,6 +19,7 @@ from marginlens.nets.heads import projector
 from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
 
 
+@by_graph
 class SimCLR(nn.Module):
     """Backbone and projector, on a strong and a weak view of each image: 2n embeddings, 2n - 2 negatives for each.
 
@@ -60,7 +61,6 @@ class SimCLR(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         return self.loss(views)
 
-    @by_graph
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         return self.compare(self.queries(views), self.keys(views))
 
@@ -68,7 +68,6 @@ class SimCLR(nn.Module):
         with torch.no_grad():
             return rows(*self.queries(views), layout="nt_xent", **settings_of(self))
 
-    @by_graph
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         """There is no teacher to move."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,7 +66,8 @@ def report(
     if json:
         print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
-        print(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}")
+        apart = sys.stderr if any(is_stream(Path(path)) for path in written) else sys.stdout
+        print(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}", file=apart)
     if found.bad:
         others = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
         raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{others}")

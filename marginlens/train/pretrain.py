@@ -22,7 +22,7 @@ from marginlens.data.atomic import DataError
 from marginlens.data.stream import kept_workers
 from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.methods import METHODS
-from marginlens.methods.graphs import of_its_own
+from marginlens.methods.graphs import unmarked
 from marginlens.train import checkpoint, record
 from marginlens.train import engine as engines
 from marginlens.train.config import Knn, Pretrain, takes
@@ -75,8 +75,8 @@ def pretrain(
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     engines.check(engine, feed, choose_precision(settings.amp, where))
-    if engine == "graph" and (own := of_its_own(METHODS[settings.method])):
-        raise ValueError(f"engine is 'graph', and {own}; leave it to auto, or say eager")
+    if engine == "graph" and (why := unmarked(METHODS[settings.method])):
+        raise ValueError(f"engine is 'graph', and {why}; leave it to auto, or say eager")
     # what does not fit is refused before there is a folder
     make_views(settings, feed)
     make_encoder(settings)
@@ -164,8 +164,8 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
         record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
-    own = of_its_own(type(trainer.method)) if engine == "auto" else ""
-    chosen = engines.Eager(own) if own else engines.choose(engine, trainer)
+    why = unmarked(type(trainer.method)) if engine == "auto" else ""
+    chosen = engines.Eager(why) if why else engines.choose(engine, trainer)
     display.say(f"engine: {chosen.about}")
     with disk(run.path, "nothing was lost"):
         for name in ("failure.json", "result.json"):  # how it ended before is past

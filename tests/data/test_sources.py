@@ -240,6 +240,8 @@ def test_downloads_are_checked(cifar10, server, monkeypatch, tmp_path):
         (["train/0.png", "test/0.png"], "", ["train/0.png", "test/0.png"]),
         (["./train/0.png", "./test/0.png"], "", ["train/0.png", "test/0.png"]),
         (["x/0.png", "__MACOSX/0.png"], "x", ["0.png", "__MACOSX/0.png"]),
+        (["./x/0.png", "./__MACOSX/0.png"], "x", ["0.png", "__MACOSX/0.png"]),
+        (["mine/0.png", "__MACOSX/mine/._0.png", ".DS_Store"], "x", ["0.png", "__MACOSX/mine/._0.png", ".DS_Store"]),
         (["mine/0.png"], "x", ["0.png"]),
         (["0.png", "more/0.png"], "", ["0.png", "more/0.png"]),
     ],

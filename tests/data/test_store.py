@@ -115,6 +115,11 @@ def test_what_is_read_while_another_is_written_is_of_one_writing(monkeypatch, at
             r"3 images with labels int64 \(2,\); each must have a whole number, -1 where there is none",
         ),
         ({"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([0.0, 1.0]))]}, "with labels float64"),
+        ({"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([False, True]))]}, "with labels bool"),
+        (
+            {"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([0, 2**64 - 1], np.uint64))]},
+            "label 18446744073709551615 is out of range",
+        ),
     ],
 )
 def test_bad_content_leaves_nothing(splits, line, data_root):
@@ -273,3 +278,12 @@ def test_a_log_that_is_open_is_gone_on_with(name, tmp_path):
     with log.open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     assert log.read_bytes() == b"before\nnew"
+
+
+def test_what_is_printed_around_it_is_neither_lost_nor_written_over(tmp_path):
+    """`> file`, which has a place of its own for whoever opens it anew."""
+    code = "from pathlib import Path; from marginlens.data import atomic; print('one')\n"
+    code += "atomic.deliver(Path('/dev/stdout'), b'two\\n'); print('three')"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "file").read_text() == "one\ntwo\nthree\n"

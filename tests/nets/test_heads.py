@@ -88,5 +88,16 @@ def test_a_head_of_other_layers_has_no_fast_form():
     three = Head(*projector(8, hidden=8, out=8), nn.ReLU(), nn.Linear(8, 4))
     x = torch.randn(16, 8)
     assert three(x).shape == (16, 4)
-    with fast(), pytest.raises(NotImplementedError, match=r"ReLU, Linear has no fast form; leave out"):
-        three(x)
+    for head in (three, Head(*projector(8)[:3]), Head(nn.Linear(8, 8), nn.Identity(), nn.GELU(), nn.Linear(8, 8))):
+        with fast(), pytest.raises(ValueError, match=r"has no fast form; run its method with --engine eager"):
+            head(x)
+
+
+@pytest.mark.parametrize("end", [[], [nn.Identity()], [nn.LayerNorm(4)], [nn.BatchNorm1d(4)]])
+@pytest.mark.parametrize("middle", [nn.BatchNorm1d(8), nn.LayerNorm(8), nn.Identity()])
+def test_other_norms_keep_their_place_in_the_fast_form(middle, end):
+    torch.manual_seed(0)
+    head, x = Head(nn.Linear(8, 8), middle, nn.ReLU(), nn.Linear(8, 4), *end), torch.randn(16, 8)
+    with fast():
+        found = head(x)
+    torch.testing.assert_close(found, head(x))

@@ -147,7 +147,10 @@ def test_places_and_several_stores(store, call, tmp_path):
 
 def test_a_streams_links_are_from_here(store, call, capfd):
     call("--markdown", "/dev/stdout")
-    assert "](runs/" in capfd.readouterr().out
+    said = capfd.readouterr()
+    assert "](runs/" in said.out
+    assert said.out.startswith("# Results\n")
+    assert said.err == "2 runs; wrote report/report.html, /dev/stdout, report/tables.tex\n"
 
 
 def test_json(store, call, capsys):
