@@ -20,33 +20,37 @@ from marginlens.parameters import as_float, readable
 
 EffectLike: TypeAlias = Effect | str
 REDUCTIONS = ("mean", "none")
+_NAMED = 5
+"""So many rows are named; of more, the first."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def embeddings(check: bool, **tensors: Tensor | None) -> torch.dtype:
     """Checks embeddings (rows, d) that go together; returns the dtype to compute in."""
-    given = {name: x for name, x in tensors.items() if x is not None}
-    dtype = torch.float32
-    first = next(iter(given))
-    for name, x in given.items():
+    dtype, first, head = torch.float32, "", None
+    for name, x in tensors.items():
+        if x is None and name == "queue":
+            continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
+        first, head = (name, x) if head is None else (first, head)
         if x.dim() != 2:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (rows, dim)")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; embeddings must be floating, 16 bits or more: use .float()")
-        if x.device != given[first].device:
-            raise ValueError(f"{name} is on {x.device} and {first} on {given[first].device}; move one with .to(...)")
-        if x.shape[1] != given[first].shape[1] or x.shape[1] == 0:
-            raise ValueError(
-                f"{name} has dimension {x.shape[1]} and {first} {given[first].shape[1]}; "
-                f"they must be equal and positive"
-            )
+        if x.device != head.device:
+            raise ValueError(f"{name} is on {x.device} and {first} on {head.device}; move one with .to(...)")
+        if x.shape[1] == 0:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: its rows have no dimension")
+        if x.shape[1] != head.shape[1]:
+            raise ValueError(f"{name} has dimension {x.shape[1]} and {first} {head.shape[1]}; they must be equal")
         if len(x) == 0 and name != "queue":
             raise ValueError(f"{name} is an empty batch, of shape {tuple(x.shape)}; it needs at least one row")
         if check and not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x)).any(1).sum())
-            raise ValueError(f"{name} has NaN or infinity in {bad} of {len(x)} rows")
+            bad = (~torch.isfinite(x)).any(1).nonzero().flatten().tolist()
+            more = ", ..." if len(bad) > _NAMED else ""
+            rows = ", ".join(map(str, bad[:_NAMED])) + more
+            raise ValueError(f"{name} has NaN or infinity in {len(bad)} of {len(x)} rows: {rows}")
         dtype = torch.promote_types(dtype, x.dtype)
     return dtype
 
@@ -143,6 +147,12 @@ def as_effect(value: EffectLike) -> Effect:
     if isinstance(value, type) or not hasattr(value, "log_weights"):
         raise TypeError(f"effect must be an effect such as Emphasis(s=20) or its string form, not {value!r}")
     return value
+
+
+def switch(name: str, value: bool) -> None:
+    """Checks what is on or off."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -113,6 +113,8 @@ class Composes:
 
     def __mul__(self: Effect, other: Effect) -> Product:
         """Composition: weights multiply, and at most one factor may move the logit."""
+        if isinstance(other, str):
+            raise TypeError(f"{other!r} is a string; write * marginlens.effect({other!r})")
         if isinstance(other, type) or not hasattr(other, "log_weights"):
             return NotImplemented
         return Product((*factors(self), *factors(other)))

@@ -50,6 +50,7 @@ def settings(
 
 def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, in_batch: bool, ask: Settings) -> Row:
     """Rows of q against rows of k and of the queue; without `in_batch`, k holds positives alone."""
+    checks.switch("in_batch", in_batch)
     dtype = checks.embeddings(ask.check, q=q, k=k, queue=queue)
     checks.temperature(ask.tau, ask.check, q)
     checks.parameters(ask.effect, q, ask.check)

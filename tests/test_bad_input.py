@@ -24,13 +24,22 @@ def spoilt():
 
 CASES = {
     "q must be a tensor, not list": (TypeError, lambda: ml.info_nce([[1.0]], K)),
+    "q must be a tensor, not NoneType": (TypeError, lambda: ml.info_nce(None, K)),
+    "k must be a tensor, not NoneType": (TypeError, lambda: ml.rows(Q, None)),
+    "z2 must be a tensor, not NoneType": (TypeError, lambda: ml.NTXent()(Q, None)),
+    "z must be a tensor, not NoneType": (TypeError, lambda: ml.positive_only(Q, None)),
+    "in_batch must be True or False, not 'no'": (TypeError, lambda: ml.info_nce(Q, K, in_batch="no")),
+    "'ratio(m1=1)' is a string; write * marginlens.effect('ratio(m1=1)')": (
+        TypeError,
+        lambda: Emphasis(s=2) * "ratio(m1=1)",
+    ),
     "k must be a tensor, not ndarray": (TypeError, lambda: ml.info_nce(Q, K.numpy())),
     "q has shape (3,); it must be (rows, dim)": (ValueError, lambda: ml.info_nce(Q[0], K)),
     "k has shape (1, 4, 3); it must be (rows, dim)": (ValueError, lambda: ml.info_nce(Q, K[None])),
     "q has dtype torch.int64; embeddings must be floating": (TypeError, lambda: ml.info_nce(Q.long(), K)),
     "z2 has dtype torch.complex64": (TypeError, lambda: ml.nt_xent(Q, K.to(torch.complex64))),
     "k has dimension 2 and q 3; they must be equal": (ValueError, lambda: ml.info_nce(Q, K[:, :2])),
-    "q has dimension 0": (ValueError, lambda: ml.info_nce(Q[:, :0], K[:, :0])),
+    "its rows have no dimension": (ValueError, lambda: ml.info_nce(Q[:, :0], K[:, :0])),
     "queue has dimension 2 and q 3": (ValueError, lambda: ml.info_nce(Q, K, queue=K[:, :2])),
     "q is an empty batch, of shape (0, 3)": (ValueError, lambda: ml.info_nce(Q[:0], K)),
     "z1 is an empty batch": (ValueError, lambda: ml.nt_xent(Q[:0], K[:0])),
@@ -180,13 +189,13 @@ CASES = {
         lambda: ml.info_nce(Q, K, positives=torch.arange(1, 5)),
     ),
     "positives goes from -1 to 2": (ValueError, lambda: ml.info_nce(Q, K, positives=torch.arange(-1, 3))),
-    "q has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.info_nce(NAN, K, check=True)),
+    "q has NaN or infinity in 1 of 4 rows: 2": (ValueError, lambda: ml.info_nce(NAN, K, check=True)),
     "z2 has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.nt_xent(Q, NAN, check=True)),
     "z has NaN or infinity in 1 of 4 rows": (ValueError, lambda: ml.positive_only(Q, NAN, check=True)),
     "positive_only has none by definition": (ValueError, lambda: ml.positive_only(Q, K, effect=Ratio(0.2))),
-    "queue has NaN or infinity in 4 of 4 rows": (
+    "queue has NaN or infinity in 8 of 8 rows: 0, 1, 2, 3, 4, ...": (
         ValueError,
-        lambda: ml.info_nce(Q, K, queue=Q * math.inf, check=True),
+        lambda: ml.info_nce(Q, K, queue=torch.cat([Q, Q]) * math.inf, check=True),
     ),
 }
 

@@ -8,19 +8,19 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import marginlens as ml
 from marginlens.cli import COMMANDS, main
-from marginlens.data import shapes, store
+from marginlens.data import shapes, sources, store
+from marginlens.data.prepare import prepare
 from marginlens.effects import EFFECTS
-from tests.catalogue import close, random
+from tests.catalogue import SINGLE, close, random
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
 REFERENCE = re.compile(r"\b(Eq|Alg|Fig|Lemma|Theorem|Sec|Appendix)s?\.? ((?:\d[\d.]*\d|\d|[A-Z]\b)(?:, \d+)*)")
-SAMPLE = {"plain": "plain", "margin": "margin(m1=0.3, m2=0.1)", "emphasis": "emphasis(s=3, c=2)"}
-SAMPLE |= {"ratio": "ratio(m1=0.4, scope=row)", "attenuation": "attenuation(alpha=0.5)"}
 
 
 def references(text):
@@ -71,6 +71,11 @@ def test_every_numbered_thing_of_the_paper_has_a_home():
     assert wanted <= covered
 
 
+def test_the_table_of_what_each_does_has_every_effect():
+    rows = [row[0] for row in table("effects.md", 4) if row[0].startswith("`")]
+    assert {name.strip("`").split("(")[0].lower() for name in rows} == set(EFFECTS)
+
+
 def test_the_composition_table_lists_every_pair():
     pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("effects.md", 2) if " * " in pair}
     assert pairs == {tuple(sorted(p)) for p in itertools.combinations_with_replacement(EFFECTS, 2)}
@@ -78,8 +83,8 @@ def test_the_composition_table_lists_every_pair():
 
 @pytest.mark.parametrize(("pair", "meaning"), [row for row in table("effects.md", 2) if " * " in row[0]])
 def test_every_pair_means_what_the_table_says(pair, meaning):
-    left, right = (SAMPLE[name] for name in pair.split(" * "))
-    for a, b in ((left, right), (right, left)):
+    left, right = ([str(e) for e in SINGLE if type(e).__name__.lower() == name] for name in pair.split(" * "))
+    for a, b in {*itertools.product(left, right), *itertools.product(right, left)}:
         if meaning.startswith("refused"):
             with pytest.raises(ValueError, match="both move"):
                 ml.effect(f"{a} * {b}")
@@ -124,6 +129,19 @@ def test_commands_in_the_documents_exist(page):
             main([*name.split(), "--help"])
         for option in re.findall(r"(?<!\S)--[a-z-]+", line.split("#")[0]):
             assert option in said.getvalue(), f"{name} has no {option}"
+
+
+def test_a_data_set_is_added_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(sources, "SOURCES", sources.SOURCES.copy())
+    monkeypatch.setattr("marginlens.data.prepare.SOURCES", sources.SOURCES)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.S)
+    exec(block, {})
+    images, labels = shapes.draw(6)
+    np.savez(tmp_path / "train.npz", images=images, labels=labels % 2)
+    found = prepare("mine", tmp_path)
+    assert (found.splits["train"].images == images).all()
+    assert found.classes == ("cat", "dog")
 
 
 def test_the_laboratory_runs(tmp_path, monkeypatch, capsys):

@@ -107,6 +107,8 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
         print(jsons.dumps(facts, indent=1))
         return
     table = Table(show_header=False, title=name)
+    table.add_column()
+    table.add_column(overflow="fold")
     for key, value in facts.items():
         if key == "splits":
             table.add_row("images", _counts(facts))

@@ -9,7 +9,7 @@ A new method is one file, and one entry here; its arguments say which settings i
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -49,6 +49,6 @@ class Method(Protocol):
         """Moves the teacher, if there is one; `momentum` None is the method's own."""
 
 
-METHODS: dict[str, type[MoCoV3] | type[SimCLR] | type[BYOL]] = {"mocov3": MoCoV3, "simclr": SimCLR, "byol": BYOL}
+METHODS: dict[str, type[Any]] = {"mocov3": MoCoV3, "simclr": SimCLR, "byol": BYOL}
 
 __all__ = ["BYOL", "METHODS", "Method", "MoCoV3", "SimCLR"]

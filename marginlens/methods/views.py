@@ -15,6 +15,9 @@ from marginlens.nets.count import feature_dim
 
 def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
     """How many features a backbone has: as said, as its `features` says, or as a dry run on `size` px images finds."""
+    if not isinstance(backbone, nn.Module):
+        named = f": marginlens.nets.encoder({backbone!r}) makes one" if isinstance(backbone, str) else ""
+        raise TypeError(f"the backbone must be an nn.Module, not {type(backbone).__name__}{named}")
     if features is not None and (isinstance(features, bool) or not isinstance(features, int)):
         raise ValueError(f"features is {features!r}; it must be a whole number, or left out")
     found = getattr(backbone, "features", None) if features is None else features

@@ -24,12 +24,6 @@ def commands(path: Path, settings: Pretrain, evaluations: Sequence[Mapping[str, 
     return found
 
 
-def whole(path: Path) -> str:
-    """The first of them by the run's own record, in which everything is spelled out; it asks for the same store."""
-    config, store = (shlex.quote(str(at)) for at in (path / "config.json", path.parent))
-    return f"marginlens pretrain --config {config} --runs {store}"
-
-
 def _option(name: str, value: Any) -> str:
     dashed = shlex.quote(name.replace("_", "-"))
     if isinstance(value, bool):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marginlens.report.again import commands, whole
+from marginlens.report.again import commands
 from marginlens.report.gather import Gathered, Line
 from marginlens.report.grids import measure
 from marginlens.report.seen import Seen
@@ -46,9 +46,7 @@ def section(seen: Seen, number: int, lines: Sequence[Line], copies: Sequence[str
     parts.append(f'<p><a href="#curves" data-curve="{number}">Its curves</a></p>' if seen.metrics else "")
     again = commands(seen.entry.path, chosen, seen.evaluations)
     parts.append(f"<h3>Commands</h3><pre>{_e(chr(10).join(again))}</pre>")
-    parts.append(
-        f'<p class="small">The first, with everything spelled out: <code>{_e(whole(seen.entry.path))}</code></p>'
-    )
+    parts.append(f'<p class="small">The first, with everything spelled out: <code>{_e(seen.run.command)}</code></p>')
     if seen.evaluations:
         parts.append(f"<h3>Evaluations</h3>{''.join(_evaluation(known) for known in seen.evaluations)}")
     parts.append(f"<h3>Environment</h3>{''.join(_start(start) for start in seen.entry.starts) or '<p>none</p>'}")

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from marginlens.runs import check
-from marginlens.train import checkpoint
-from marginlens.train.record import EVALUATION_FILES, Run, open_run, read_json
+from marginlens.train import check, checkpoint
+from marginlens.train.files import read_json
+from marginlens.train.record import EVALUATION_FILES, Run, open_run
 
 State = Literal["complete", "running", "interrupted", "failed", "unreadable"]
 STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "unreadable")
@@ -44,7 +44,7 @@ class Entry:
     @cached_property
     def result(self) -> dict[str, Any]:
         """What pre-training gave; empty before its end."""
-        return read_json(self.path / "result.json") if self.run and self.run.complete else {}
+        return self.run.result if self.run and self.run.complete else {}
 
     @cached_property
     def evaluation_files(self) -> dict[str, dict[str, Any]]:
@@ -74,6 +74,11 @@ class Entry:
     @cached_property
     def _metrics(self) -> tuple[int, dict[str, Any]]:
         return check.metrics(self.path / "metrics.jsonl") if self.run else (0, {})
+
+    @cached_property
+    def speeds(self) -> list[float]:
+        """Images a second, of the epochs in which they were measured."""
+        return check.speed(self.path / "speed.jsonl") if self.run else []
 
     @property
     def device(self) -> str:
@@ -180,17 +185,12 @@ def _check(entry: Entry) -> None:
     """Reads every record once, so that whoever uses the entry meets no surprise."""
     path, run = entry.path, entry.run
     assert run is not None
-    check.settings(run)
-    if run.complete:
-        check.result(path / "result.json", entry.result)
+    check.settings(path / "config.json", run.settings)
+    _ = entry.result, entry.evaluation_files, entry.last, entry.speeds
     if entry.state == "complete" and entry.epochs_done != run.settings.epochs:
         of = f"{entry.epochs_done} of {run.settings.epochs} epochs"
         raise ValueError(f"{path / 'metrics.jsonl'} lost lines: the run is complete, and it has {of}")
-    for name, one in entry.evaluation_files.items():
-        check.evaluation(path / "evaluations" / name, one, run)
     check.starts(path / "environment.jsonl", entry.starts)
-    check.speed(path / "speed.jsonl")
-    _ = entry.last
 
 
 def _failure(path: Path) -> str:
@@ -226,10 +226,8 @@ def _looks_whole(path: Path) -> bool:
 
 def _remedied(path: Path, why: str) -> str:
     """A line that ends with what to do."""
-    if re.search(r"; (re)?move it\b", why):
+    if re.search(r"; (re)?move (it|that file)\b", why):
         return why
-    if str(path / "evaluations") in why:
-        return f"{why}; remove that file, and evaluate again"
     return f"{why}; mend it, or move its folder out of the store"
 
 

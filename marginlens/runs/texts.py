@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +81,6 @@ def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
 def described(entry: Entry) -> dict[str, Any]:
     """All that a run says of itself."""
     assert entry.run is not None
-    config, store = (shlex.quote(str(path)) for path in (entry.path / "config.json", entry.path.parent))
     return {
         "run": str(entry.path),
         "id": entry.run.id,
@@ -98,7 +96,7 @@ def described(entry: Entry) -> dict[str, Any]:
         "has_weights": entry.weights,
         "bytes": entry.size_bytes,
         "files": sorted(records(entry.path)),
-        "command": f"marginlens pretrain --config {config} --runs {store} --resume",
+        "command": f"{entry.run.command} --resume",
     }
 
 

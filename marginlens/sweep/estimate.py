@@ -8,9 +8,7 @@ what they took corrects the rest.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -23,12 +21,8 @@ from marginlens.runs.store import Entry
 from marginlens.sweep.job import Evaluation
 from marginlens.sweep.plan import Step
 from marginlens.train.config import Pretrain, takes
-from marginlens.train.record import lines
 
 Basis = Literal["measured", "scaled"]
-
-_USELESS = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
-"""What records raise that are damaged, or lack what an estimate needs."""
 
 
 @dataclass(frozen=True)
@@ -64,33 +58,26 @@ class Estimator:
             self.learn(entry)
 
     def learn(self, entry: Entry) -> None:
-        """Takes in what a run of the store measured, and passes over records that are of no use for it."""
+        """Takes in what a run of the store measured."""
         if entry.run is None:
             return
         settings = entry.run.settings
-        with suppress(*_USELESS):
-            if entry.result and not settings.limit:
-                self._images[settings.data, settings.split] = int(_positive(entry.result["images"]))
-        with suppress(*_USELESS):
-            if {start.get("device") for start in entry.starts} == {self.device}:
-                speeds = [line["images_per_second"] for line in lines(entry.path / "speed.jsonl")]
-                rate = _positive(median(speed for speed in speeds if speed))
-                _keep(self._runs, _shape(settings), _Seen(str(entry.starts[-1]["time"]), settings, 1 / rate))
+        if entry.result and not settings.limit:
+            self._images[settings.data, settings.split] = entry.result["images"]
+        if entry.speeds and {start["device"] for start in entry.starts} == {self.device}:
+            took = _Seen(entry.starts[-1]["time"], settings, 1 / median(entry.speeds))
+            _keep(self._runs, _shape(settings), took)
         for found in entry.evaluations:
-            with suppress(*_USELESS):
+            if found["kind"] != "knn":
                 self._learn_probe(settings, found)
 
     def _learn_probe(self, settings: Pretrain, found: dict[str, Any]) -> None:
-        if found["kind"] not in ("probe", "transfer") or "train_images" not in found:
-            return
-        train, test = (int(_positive(found[f"{split}_images"])) for split in ("train", "test"))
+        train, test, where = found["train_images"], found["test_images"], found["environment"]
         if not found["settings"].get("holdout"):
             self._images |= {(found["data"], "train"): train, (found["data"], "test"): test}
-        where = found.get("environment", {})
-        if where.get("device") == self.device:
+        if where["device"] == self.device and found["seconds"]:
             passes = found["settings"]["epochs"] * train + test
-            took = _Seen(str(where["time"]), settings, _positive(found["seconds"] / passes))
-            _keep(self._probes, _network(settings), took)
+            _keep(self._probes, _network(settings), _Seen(where["time"], settings, found["seconds"] / passes))
 
     def finished(self, step: Step, entry: Entry, seconds: float) -> None:
         """A step is done, and took so long from its start to its end."""
@@ -198,13 +185,6 @@ def _training(settings: Pretrain) -> float:
     views = 1 if taught and not settings.symmetric else 2
     teacher = views if taught else 0
     return _forward(settings) * (3 * views + teacher)
-
-
-def _positive(value: Any) -> float:
-    """A measured number, if it is one."""
-    if not 0 < float(value) < math.inf:
-        raise ValueError(f"{value} was not measured")
-    return float(value)
 
 
 @functools.cache

@@ -33,7 +33,8 @@ def make_encoder(settings: Pretrain) -> ResNet:
 def make_method(settings: Pretrain) -> MoCoV3 | SimCLR | BYOL:
     """The method that a run with these settings starts from: a function of the settings alone."""
     with seeded(settings.seed):
-        return METHODS[settings.method](_encoder(settings), **_arguments(settings))
+        found: MoCoV3 | SimCLR | BYOL = METHODS[settings.method](_encoder(settings), **_arguments(settings))
+    return found
 
 
 def placed(module: M, device: torch.device) -> M:

@@ -91,19 +91,46 @@ def settle(
 
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a JSON or YAML file, or from the config.json of a run."""
-    at = expanded(path)
+    json_file = path.suffix == ".json"
     try:
-        text = at.read_text()
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        text = expanded(path).read_text()
+        found = json.loads(text, object_pairs_hook=_once) if json_file else yaml.load(text, _Yaml)
+        if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
+            found = NEUTRAL | found["settings"]  # what an older version did not know yet was neutral there
+        if isinstance(found, dict):
+            return _once([(str(name).replace("-", "_"), value) for name, value in found.items()])
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except _TwiceError as error:
+        raise ValueError(f"{path} has {error} twice; which is meant?") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'YAML'}: {_first(error)}") from None
-    if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
-        found = NEUTRAL | found["settings"]  # what an older version did not know yet was neutral there
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
-    return {str(name).replace("-", "_"): value for name, value in found.items()}
+        raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: {_first(error)}") from None
+    raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
+
+
+class _TwiceError(ValueError):
+    """A name that comes twice."""
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """An object whose names differ."""
+    found: dict[Any, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _TwiceError(name)
+        found[name] = value
+    return found
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML whose names differ."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            names = [self.construct_object(name) for name, _ in node.value]
+            _once([(name, None) for name in names])
+        return found
 
 
 def show(*settings: Settings) -> str:

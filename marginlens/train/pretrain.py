@@ -23,7 +23,7 @@ from marginlens.data.stream import kept_workers
 from marginlens.effects import Effect, Emphasis, Margin, factors
 from marginlens.methods import METHODS
 from marginlens.methods.graphs import unmarked
-from marginlens.train import checkpoint, record
+from marginlens.train import checkpoint, files, record
 from marginlens.train import engine as engines
 from marginlens.train.config import Knn, Pretrain, takes
 from marginlens.train.curves import Curves
@@ -71,6 +71,8 @@ def pretrain(
     epochs between looks at nearest neighbours (0: at the end only); `checkpoint_seconds`: time between checkpoints;
     `engine`: "graph" captures the whole step once and replays it, "auto" does so where it can.
     """
+    if not isinstance(settings, Pretrain):
+        raise TypeError(f"settings must be a marginlens.Pretrain, such as Pretrain(data='shapes'), not {settings!r}")
     where = choose_device(device)
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
@@ -146,7 +148,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
         raise ValueError(f"{run.path} was interrupted at step {found.facts['step']} of {trainer.total}; add --resume")
     precision = str(trainer.precision).removeprefix("torch.")
     with disk(run.path, "nothing was lost"):
-        record.rewind(run.path / "environment.jsonl")
+        files.rewind(run.path / "environment.jsonl")
         if found is not None:
             _check_precision(run, precision)
             load(trainer, found)
@@ -160,8 +162,8 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little of others")
-        record.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
-        record.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
+        files.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
+        files.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
     why = unmarked(type(trainer.method)) if engine == "auto" else ""
@@ -171,7 +173,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
         for name in ("failure.json", "result.json"):  # how it ended before is past
             (run.path / name).unlink(missing_ok=True)
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
-        record.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
+        files.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
     return chosen
 
 
@@ -182,7 +184,7 @@ def _idle(effect: Effect) -> bool:
 
 def _check_precision(run: Run, precision: str) -> None:
     """A run goes on in the precision it began in, or it would be another run."""
-    starts = record.lines(run.path / "environment.jsonl")
+    starts = files.lines(run.path / "environment.jsonl")
     began: dict[str, Any] = next(
         (line for line in reversed(starts) if not line.get("step")), {}
     )  # earlier ones left nothing behind
@@ -258,8 +260,8 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
     with disk(run.path, trainer.kept):
-        record.append(run.path / "metrics.jsonl", metrics)
-        record.append(run.path / "speed.jsonl", speed)
+        files.append(run.path / "metrics.jsonl", metrics)
+        files.append(run.path / "speed.jsonl", speed)
         curves.add(metrics | {"images_per_second": trainer.rate})
     display.epoch(trainer.step, epoch, metrics, trainer.rate)
     trainer.seconds, trainer.counted = 0.0, 0
@@ -285,7 +287,7 @@ def save(trainer: Trainer) -> None:
 def finish(trainer: Trainer) -> None:
     """Writes the result, which makes the run complete."""
     run = trainer.run
-    last, speed = run.metrics[-1], record.lines(run.path / "speed.jsonl")
+    last, speed = run.metrics[-1], files.lines(run.path / "speed.jsonl")
     seconds = sum(line["seconds"] for line in speed)
     result = {key: last[key] for key in ("loss", "knn", "spread", "embedding_spread") if key in last}
     facts = {"epochs": trainer.settings.epochs, "steps": trainer.total, "images": trainer.samples}
@@ -293,7 +295,7 @@ def finish(trainer: Trainer) -> None:
     time_taken = {"seconds": seconds, "images_per_second": images / seconds}
     assert trainer.saved is not None
     with disk(run.path / "result.json", trainer.kept):
-        record.save_json(run.path / "result.json", facts | result | time_taken | {"checkpoint": trainer.saved.name})
+        files.save_json(run.path / "result.json", facts | result | time_taken | {"checkpoint": trainer.saved.name})
 
 
 def _last_loss(trainer: Trainer) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from marginlens.data import draw
 from marginlens.data.stream import kept_workers
 from marginlens.data.views import View
-from marginlens.train import record
+from marginlens.train import files, record
 from marginlens.train.accuracy import accuracy, diverged, worse_than_guessing
 from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe, Settings, build
 from marginlens.train.evaluate import Parts, parts
@@ -192,7 +192,7 @@ def _evaluate(
 
     def missing() -> dict[Path, Settings]:
         """What is not kept, but for rates at which a layer was lost beside one that is."""
-        kept = {} if again else {name: record.read_json(folder / name) for name in asked if (folder / name).exists()}
+        kept = {} if again else {name: run.evaluation(folder / name) for name in asked if (folder / name).exists()}
         lost = lost_rates(kept.values())
         return {
             folder / name: one
@@ -207,14 +207,14 @@ def _evaluate(
             facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
             for path, found in _measured(run, feed, wanted, display).items():
                 with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
-                    record.save_json(path, facts | found)
+                    files.save_json(path, facts | found)
     else:
         display.say(f"measured before: {folder / next(iter(asked))}")
     first, *rest = [folder / name for name in asked]
     if not first.exists():
         raise Stopped("the probe's loss was no number, though that of one beside it was; lower its learning rate")
-    found = record.read_json(first)
-    others = {f"{one['settings']['lr']:g}": one for one in (record.read_json(path) for path in rest if path.exists())}
+    found = run.evaluation(first)
+    others = {f"{one['settings']['lr']:g}": one for one in (run.evaluation(path) for path in rest if path.exists())}
     if rest:
         found["beside"] = {rate: one["top1"] for rate, one in others.items()}
     if bad := [rate for rate, one in others.items() if diverged(one)]:

@@ -14,10 +14,10 @@ tensorboard/        the same curves, when tensorboard is installed
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -32,12 +32,13 @@ from typing import Any
 import torch
 
 import marginlens
-from marginlens.data.atomic import DataError, flush, put
+from marginlens.data.atomic import DataError
 from marginlens.data.views import Triple
 from marginlens.paths import expanded
-from marginlens.train import checkpoint
+from marginlens.train import check, checkpoint
 from marginlens.train.config import Pretrain, build
 from marginlens.train.feed import Feed
+from marginlens.train.files import lines, read_json, save_json
 from marginlens.train.identity import NEUTRAL, NUMERICS, changed, digits, facts, name_of
 from marginlens.train.stop import Stopped, disk
 
@@ -69,6 +70,12 @@ class Run:
         return int(self.identity.get("numerics", NUMERICS))
 
     @property
+    def command(self) -> str:
+        """What to type for this run: its own record spells everything out, and asks for the same store."""
+        config, store = (shlex.quote(str(at)) for at in (self.path / "config.json", self.path.parent))
+        return f"marginlens pretrain --config {config} --runs {store}"
+
+    @property
     def complete(self) -> bool:
         return (self.path / "result.json").is_file()
 
@@ -76,8 +83,10 @@ class Run:
     def result(self) -> dict[str, Any]:
         """What pre-training gave: epochs, steps, loss, kNN, the weights' checksum."""
         if not self.complete:
-            raise ValueError(f"{self.path} is not complete; go on with: marginlens pretrain --resume and its settings")
-        return read_json(self.path / "result.json")
+            raise ValueError(f"{self.path} is not complete; go on with: {self.command} --resume")
+        found = read_json(self.path / "result.json")
+        check.result(self.path / "result.json", found)
+        return found
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -87,7 +96,16 @@ class Run:
     @property
     def evaluation_files(self) -> dict[str, dict[str, Any]]:
         """Every probe, kNN and transfer that was measured, by the name of its file."""
-        return {path.name: read_json(path) for path in sorted((self.path / "evaluations").glob(EVALUATION_FILES))}
+        return {path.name: self.evaluation(path) for path in sorted((self.path / "evaluations").glob(EVALUATION_FILES))}
+
+    def evaluation(self, path: Path) -> dict[str, Any]:
+        """One of them."""
+        try:
+            found = read_json(path)
+            check.evaluation(path, found, self.id, self.settings.data)
+        except ValueError as error:
+            raise ValueError(f"{error}; remove that file, and evaluate again") from None
+        return found
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -102,7 +120,7 @@ class Run:
             raise ValueError(f"{self.path} has no checkpoint: its weights are gone, its records can still be read")
         if damaged or found.facts["step"] != steps:
             why = damaged[0] if damaged else f"{self.path} lacks its last checkpoint"
-            raise ValueError(f"{why}; marginlens pretrain --resume with its settings makes the end again")
+            raise ValueError(f"{why}; this makes the end again: {self.command} --resume")
         return found
 
 
@@ -237,49 +255,6 @@ def cpu_name(threads: int | str) -> str:
     return f"CPU, {threads} threads"
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
-    """A line of JSON at a file's end, on the disk before this returns."""
-    with path.open("ab") as file:
-        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        flush(file)
-
-
-def rewind(path: Path, length: int | None = None) -> None:
-    """Forgets the lines written after a checkpoint; without a length, only one that was left half-written."""
-    held = path.read_bytes() if path.exists() else b""
-    kept = held.rfind(b"\n") + 1 if length is None else length
-    if len(held) < kept:
-        lost = f"it has {len(held)} bytes of {kept}"
-        raise ValueError(f"{path} lost lines that the checkpoint counts on ({lost}); remove its folder to start over")
-    if len(held) > kept:
-        os.truncate(path, kept)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; one that a killed process left half-written is not there."""
-    if not path.exists():
-        return []
-    whole = path.read_text().rpartition("\n")[0]
-    found: list[dict[str, Any]] = _parsed("[" + whole.replace("\n", ",") + "]")  # at once: a store has thousands
-    return found
-
-
-def save_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file aside and renames it."""
-    put(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file."""
-    try:
-        found = _parsed(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} does not hold an object")
-    return found
-
-
 def _take(run: Run) -> int:
     """The run's lock, as a file that holds it while it is open."""
     path = run.path / "lock"
@@ -296,14 +271,6 @@ def _take(run: Run) -> int:
         os.close(file)
         raise
     return file
-
-
-def _parsed(text: str) -> Any:
-    """JSON, refused where it holds half of a character, which no file can be written with."""
-    found = json.loads(text)
-    if "\\ud" in text or "\\uD" in text:
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
 
 
 def _lock(file: int) -> bool:

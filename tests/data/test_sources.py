@@ -277,5 +277,8 @@ def test_a_set_without_an_address_is_read_from_where_it_is_said_to_be(tmp_path, 
         load("mine")
     assert prepare("mine", tmp_path).splits["train"].images.ravel().tolist() == list(range(96))
     assert load("mine").classes == ("a", "b")
+    monkeypatch.setitem(sources.SOURCES, "mine", sources.Source(read, "two images", version=2))
+    with pytest.raises(DataError, match="mine was prepared by another version; run: marginlens data prepare mine"):
+        load("mine")
     with pytest.raises(DataError, match="shapes is drawn, and read from nowhere; leave out --from"):
         prepare("shapes", tmp_path)

@@ -8,7 +8,7 @@ import torch
 import marginlens as ml
 from marginlens.data import draw
 from marginlens.data.views import make_view
-from marginlens.train import checkpoint, engine, record
+from marginlens.train import checkpoint, engine, files
 from marginlens.train.pretrain import save
 from marginlens.train.stop import Stopped
 from marginlens.train.trainer import load, state
@@ -139,7 +139,7 @@ def test_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, firs
         with pytest.raises(KeyboardInterrupt):
             ml.pretrain(settings(), runs=tmp_path / "cut", engine=first, checkpoint_seconds=0, quiet=True)
     again = ml.pretrain(settings(), runs=tmp_path / "cut", engine=second, resume=True, quiet=True)
-    assert [line["engine"] for line in record.lines(again.path / "environment.jsonl")] == [first, second]
+    assert [line["engine"] for line in files.lines(again.path / "environment.jsonl")] == [first, second]
     for one, two in zip(whole.metrics, again.metrics, strict=True):
         assert math.isclose(one["loss"], two["loss"], rel_tol=0.02), (one, two)
 
@@ -167,6 +167,6 @@ def test_a_step_from_the_others_checkpoint_is_ones_own(tmp_path, first, second):
 def test_auto_takes_the_graph(tmp_path, capsys):
     run = ml.pretrain(settings(epochs=1), runs=tmp_path)
     assert "engine: graph (bfloat16, views in one kernel)" in capsys.readouterr().err
-    assert record.lines(run.path / "environment.jsonl")[0]["engine"] == "graph"
+    assert files.lines(run.path / "environment.jsonl")[0]["engine"] == "graph"
     again = ml.pretrain(settings(epochs=1, amp="fp16"), runs=tmp_path)
-    assert "fp16" in record.lines(again.path / "environment.jsonl")[0]["engine_about"]
+    assert "fp16" in files.lines(again.path / "environment.jsonl")[0]["engine_about"]

@@ -240,7 +240,8 @@ def test_an_evaluation_is_found_by_its_settings(store):
         assert evaluation(run, "probe", "shapes", ml.Probe(**(asked | other))) is None
     assert evaluation(run, "transfer", "shapes", ml.Probe(**asked)) is None
     assert evaluation(run, "probe", "cifar10", ml.Probe(**asked)) is None
-    write(run.path, {"evaluations/probe-shapes-1.json": dump(evaluated("probe", 1.0, data="cd" * 32))})
+    other = evaluated("probe", 1.0, data="cd" * 32) | {"run": run.id}
+    write(run.path, {"evaluations/probe-shapes-1.json": dump(other)})
     assert evaluation(run, "probe", "shapes", ml.Probe(**asked))["top1"] == 80.0  # the other is of other images
 
 

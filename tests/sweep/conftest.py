@@ -10,7 +10,7 @@ import torch
 
 from marginlens.data import shapes, store
 from marginlens.sweep.job import Job, evaluate
-from marginlens.train import checkpoint, record
+from marginlens.train import checkpoint, files, record
 from marginlens.train.config import Pretrain
 from marginlens.train.feed import open_feed
 from marginlens.train.identity import evaluation_name
@@ -55,16 +55,16 @@ def made(done, runs, *, epochs=None, complete=True, weights=True, rate=100.0, pr
     if run.complete:
         epochs, weights = 0, False  # only its evaluations are missing
     else:
-        record.append(run.path / "environment.jsonl", now)
+        files.append(run.path / "environment.jsonl", now)
     for epoch in range(1, epochs + 1):
-        record.append(run.path / "metrics.jsonl", {"epoch": epoch, "step": 2 * epoch, "loss": 1.0})
-        record.append(run.path / "speed.jsonl", {"epoch": epoch, "seconds": TRAIN / rate, "images_per_second": rate})
+        files.append(run.path / "metrics.jsonl", {"epoch": epoch, "step": 2 * epoch, "loss": 1.0})
+        files.append(run.path / "speed.jsonl", {"epoch": epoch, "seconds": TRAIN / rate, "images_per_second": rate})
     if weights:
         tensors = {"losses": torch.zeros(2)}
         facts = {"run": run.id, "metrics": 0, "speed": 0, "seconds": 0.0, "counted": 0}
         checkpoint.write(run.path / "checkpoints", 2 * epochs, tensors, facts)
     if complete and not run.complete:
-        record.save_json(
+        files.save_json(
             run.path / "result.json",
             {"epochs": epochs, "steps": 2 * epochs, "images": TRAIN, "loss": 1.0, "seconds": 1.0},
         )
@@ -74,7 +74,7 @@ def made(done, runs, *, epochs=None, complete=True, weights=True, rate=100.0, pr
             path = run.path / "evaluations" / evaluation_name(one.kind, one.data, feed.fingerprint, settings)
             facts = {"kind": one.kind, "run": run.id, "data": one.data, "data_fingerprint": feed.fingerprint}
             facts |= {"settings": settings.model_dump(mode="json"), "top1": 50.0, "seconds": probe_seconds}
-            record.save_json(path, facts | {"train_images": TRAIN, "test_images": TEST, "environment": now})
+            files.save_json(path, facts | {"train_images": TRAIN, "test_images": TEST, "environment": now})
     return run
 
 

@@ -13,7 +13,7 @@ from marginlens.sweep import cluster
 from marginlens.sweep.child import Outcome
 from marginlens.sweep.job import Where
 from marginlens.sweep.places import Executor
-from marginlens.train import record
+from marginlens.train import files, record
 from tests.sweep.conftest import job, made
 
 
@@ -66,7 +66,7 @@ def test_what_was_only_begun_stays_away_and_a_failure_comes_home(tmp_path):
     run = made(job(), tmp_path / "node", epochs=1, complete=False)
     assert home(Outcome(1, "stopped", "", 1.0), run, tmp_path / "home").state == "stopped"
     assert not (tmp_path / "home").exists()
-    record.save_json(run.path / "failure.json", {"time": "", "line": "oom", "code": 1, "step": 2})
+    files.save_json(run.path / "failure.json", {"time": "", "line": "oom", "code": 1, "step": 2})
     assert home(Outcome(1, "failed", "oom", 1.0), run, tmp_path / "home").line == "oom"
     (entry,) = scan(tmp_path / "home")
     assert (entry.state, entry.why) == ("failed", "oom")

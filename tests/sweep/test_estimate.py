@@ -1,9 +1,11 @@
 """An estimate is what was measured on the device, scaled to what is left, and corrected by what runs took."""
 
+import json
+
 import pytest
 
 from marginlens.nets.count import facts
-from marginlens.runs.store import Entry, examine, scan
+from marginlens.runs.store import examine, scan
 from marginlens.sweep.estimate import Estimator, spoken
 from marginlens.sweep.plan import make_plan, prepared
 from tests.sweep.conftest import DEVICE, TRAIN, job, made
@@ -81,32 +83,17 @@ def test_runs_that_finish_correct_the_rest(tmp_path):
     assert found.total(steps[1:], slots=100).seconds == pytest.approx(2 * alone)  # no shorter than the longest
 
 
-BROKEN = {
-    "speed cut off": ("speed.jsonl", lambda held: '{"epoch": 1, "sec\n{"a":\n'),
-    "speed of something else": ("speed.jsonl", lambda held: '{"epoch": 1}\n'),
-    "speed of numbers": ("speed.jsonl", lambda held: "1\n2\n"),
-    "no speed": ("speed.jsonl", lambda held: held.replace("64.0", '"fast"')),
-    "a result without images": ("result.json", lambda held: held.replace("images", "pictures")),
-    "a start without a time": ("environment.jsonl", lambda held: held.replace("time", "when")),
-    "a probe without seconds": ("evaluations", lambda held: held.replace("seconds", "minutes")),
-    "a probe of no images": ("evaluations", lambda held: held.replace('_images": ', '_images": -')),
-    "a probe of nothing": ("evaluations", lambda held: held.replace('"epochs"', '"eras"')),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_records_of_no_use_are_passed_over(tmp_path, what):
-    """They may break after they were looked at; another run still tells."""
+def test_an_epoch_or_a_probe_of_no_time_tells_nothing(tmp_path):
     run = made(job(epochs=4), tmp_path, rate=64.0)
-    entries = scan(tmp_path)
-    name, change = BROKEN[what]
-    (path,) = (run.path / name).glob("*") if name == "evaluations" else [run.path / name]
-    path.write_text(change(path.read_text()))
-    entries = [Entry(one.path, one.state, one.run) for one in entries]  # nothing read yet
-    made(job(epochs=4, seed=1), tmp_path / "other", rate=64.0)
+    slow = {"epoch": 5, "seconds": 0.0, "images_per_second": 0.0}
+    with (run.path / "speed.jsonl").open("a") as file:
+        file.write(json.dumps(slow) + "\n")
+    (path,) = (run.path / "evaluations").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 0.0}))
     (step,) = steps_of([job(seed=2)], tmp_path / "other")
-    found = Estimator([*entries, *scan(tmp_path / "other")], DEVICE)
-    assert found.guess(step).seconds == pytest.approx(2 * TRAIN / 64.0 + 2.0)
+    assert Estimator(scan(tmp_path), DEVICE).guess(step).basis == "scaled"  # as if no probe had been measured
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 2.0}))
+    assert Estimator(scan(tmp_path), DEVICE).guess(step).seconds == pytest.approx(2 * TRAIN / 64.0 + 2.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from marginlens.runs.store import drop_weights, examine
 from marginlens.sweep import job as jobs
-from marginlens.train import record
+from marginlens.train import files, record
 from marginlens.train.stop import Stopped
 from tests.sweep.conftest import job, made
 
@@ -72,5 +72,5 @@ def test_a_crash_is_not_noted_of_a_run_that_goes_on_or_is_complete(tmp_path):
         jobs.note_crash(cut, "killed")
     assert not list(tmp_path.glob("*/failure.json"))
     jobs.note_crash(cut, "killed")
-    assert record.read_json(cut.path / "failure.json")["step"] == 2
+    assert files.read_json(cut.path / "failure.json")["step"] == 2
     assert (examine(cut.path).state, examine(cut.path).why) == ("failed", "killed")

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from marginlens.data.sources import SOURCES
 from marginlens.runs.store import scan
 from marginlens.sweep import plan
 from marginlens.sweep.job import merge
-from marginlens.train.record import locked, read_json, save_json
+from marginlens.train.files import read_json, save_json
+from marginlens.train.record import locked
 from tests.sweep.conftest import job, made
 
 
@@ -27,6 +30,14 @@ def test_nothing_is_there(tmp_path):
     assert states(steps) == ["to run"] * 3
     assert [step.epochs_left for step in steps] == [2, 2, 2]
     assert not (tmp_path / "none").exists()
+
+
+def test_only_what_is_drawn_is_made_for_a_plan(monkeypatch, tmp_path):
+    """A set that is read from a place that is named cannot be."""
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path))
+    monkeypatch.setitem(SOURCES, "shapes", replace(SOURCES["shapes"], drawn=False))
+    assert plan.prepared([job()], draw=True) == {"shapes": ""}
+    assert not list(tmp_path.iterdir())
 
 
 def test_each_state(tmp_path):

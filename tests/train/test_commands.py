@@ -42,7 +42,11 @@ def test_from_images_to_an_accuracy(capsys, tmp_path, monkeypatch):
     assert (found["kind"], found["settings"]["epochs"]) == ("probe", 2)
     assert "top-1" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
     assert "8 images kept back" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
-    assert re.search(r"knn on little: top-1 [\d.]+ %, on the test set", run(capsys, "knn", folder).out)
+    near = run(capsys, "knn", folder).out
+    assert re.search(
+        r"knn on little: top-1 [\d.]+ %, on the test set; there are 32 images to learn from, and all vote", near
+    )
+    assert "vote" not in run(capsys, "knn", folder, "--k", 32).out
     assert "transfer on little" in run(capsys, "transfer", folder, "--to", "little", "--epochs", 1).out
     assert "32 x 128 features" in run(capsys, "embed", folder, "--data", "little", "--out", "f.safetensors").out
     assert "backbone.md" in run(capsys, "export", folder, "--out", "backbone.safetensors").out

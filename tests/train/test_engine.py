@@ -16,7 +16,7 @@ from marginlens.data.views import make_view
 from marginlens.methods import METHODS
 from marginlens.methods.graphs import unmarked
 from marginlens.nets.resnet import encoder
-from marginlens.train import engine, record
+from marginlens.train import engine, files, record
 from marginlens.train.feed import open_feed
 from marginlens.train.pretrain import start
 from marginlens.train.stop import Stopped
@@ -186,7 +186,7 @@ def test_obstacles(monkeypatch):
 def test_what_was_chosen_is_said_and_recorded(capsys, tmp_path):
     run = ml.pretrain(settings(epochs=1), runs=tmp_path)
     assert "engine: eager (a cpu has no graphs)" in capsys.readouterr().err
-    line = record.lines(run.path / "environment.jsonl")[0]
+    line = files.lines(run.path / "environment.jsonl")[0]
     assert (line["engine"], line["engine_about"]) == ("eager", "eager (a cpu has no graphs)")
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import time
 
@@ -15,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import atomic
-from marginlens.train import record
+from marginlens.train import files, record
 from marginlens.train.identity import digits
 from tests.train.conftest import STEPS, resume, settings
 
@@ -59,11 +60,14 @@ def test_used_from_python(whole):
     assert run.evaluations == [] or run.evaluations[0]["run"] == run.id
 
 
-def test_a_run_that_is_not_complete(interrupted):
+def test_a_run_that_is_not_complete(interrupted, capsys):
     run = interrupted(4)
     assert not run.complete
-    with pytest.raises(ValueError, match=r"is not complete; go on with: marginlens pretrain --resume"):
+    with pytest.raises(ValueError, match=r"is not complete; go on with: marginlens pretrain --config") as caught:
         run.result  # noqa: B018
+    words = shlex.split(str(caught.value).partition("go on with: marginlens ")[2])
+    main([*words, "--print-config"])
+    assert json.loads(capsys.readouterr().out).items() >= json.loads(run.settings.model_dump_json()).items()
     with pytest.raises(ValueError, match="is not complete"):
         run.checkpoint()
     assert [line["epoch"] for line in run.metrics] == [1]
@@ -77,7 +81,7 @@ def test_metrics_have_the_documented_keys(whole, tmp_path):
     assert [(m["epoch"], m["step"]) for m in (first, last)] == [(1, 3), (2, 6)]
     simclr = ml.pretrain(settings(method="simclr"), runs=tmp_path, knn_every=1, quiet=True)
     assert [list(m) for m in simclr.metrics] == [[*common, "knn"]] * 2
-    speed = record.lines(whole.path / "speed.jsonl")
+    speed = files.lines(whole.path / "speed.jsonl")
     assert [list(line) for line in speed] == [["epoch", "seconds", "images_per_second"]] * 2
 
 
@@ -93,7 +97,7 @@ def test_a_line_for_each_start(interrupted):
     run = interrupted(2)
     interrupted(4, again=True)
     resume(run)
-    found = record.lines(run.path / "environment.jsonl")
+    found = files.lines(run.path / "environment.jsonl")
     assert [line["step"] for line in found] == [0, 2, 4]
     for line in found:
         assert line["marginlens"] == ml.__version__
@@ -207,11 +211,40 @@ def test_a_result_that_is_spoilt(copied):
         ml.open_run(copied).result  # noqa: B018
 
 
+@pytest.mark.parametrize("command", ["knn", "probe"])
+def test_a_spoilt_record_is_one_line_where_it_is_used(command, copied, capsys):
+    """As in a list of runs; measured again, a kept evaluation is read no more."""
+    small = {"knn": ["--k", "3"], "probe": ["--epochs", "1"]}[command]
+    shutil.rmtree(copied / "evaluations", ignore_errors=True)
+    main([command, str(copied), *small])
+    (kept,) = (copied / "evaluations").glob(f"{command}-*")
+    for content in (b"{}", b'{"top1": "a"}', b"[", b""):
+        kept.write_bytes(content)
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(copied), *small])
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert (ended.value.code, str(kept) in line) == (2, True)
+        assert line.endswith("; remove that file, and evaluate again")
+    main([command, str(copied), *small, "--again"])
+    (copied / "result.json").write_text('{"a": 1}')
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(copied), *small, "--again"])
+    assert ended.value.code == 2
+    assert "result.json lacks epochs, loss, steps, images; it is not what a run wrote" in capsys.readouterr().err
+
+
+def test_a_line_that_is_no_json_is_named_by_its_number(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\nspoilt\n{"a": 4}\n')
+    with pytest.raises(ValueError, match="line 3: Expecting value"):
+        files.lines(path)
+
+
 def test_weights_that_are_gone(copied):
     run = ml.open_run(copied)
     newest = sorted((copied / "checkpoints").iterdir())[-1]
     newest.write_bytes(b"")
-    with pytest.raises(ValueError, match=f"{newest.name}.*--resume with its settings makes the end again"):
+    with pytest.raises(ValueError, match=f"{newest.name}.*this makes the end again: marginlens pretrain .*--resume"):
         run.checkpoint()
     newest.unlink()
     with pytest.raises(ValueError, match=r"lacks its last checkpoint; .*--resume"):
@@ -248,33 +281,33 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch, where):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "x.json"
-    record.save_json(path, {"a": 1})
+    files.save_json(path, {"a": 1})
     before = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(*((atomic, "flush", fail) if where == "flush" else (record.Path, "rename", fail)))
         with pytest.raises(OSError, match="No space left"):
-            record.save_json(path, {"a": 2})
+            files.save_json(path, {"a": 2})
     assert path.read_bytes() == before
     with pytest.raises(TypeError):
-        record.save_json(path, {"a": object()})
+        files.save_json(path, {"a": object()})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    record.save_json(path, {"a": 2})
-    assert record.read_json(path) == {"a": 2}
+    files.save_json(path, {"a": 2})
+    assert files.read_json(path) == {"a": 2}
 
 
 def test_lines_come_back(tmp_path):
     path = tmp_path / "x.jsonl"
-    assert record.lines(path) == []
+    assert files.lines(path) == []
     given = [{"a": 0.1 + 0.2}, {"b": "\u2028 a line's end\n"}, {"c": None}]
     for line in given:
-        record.append(path, line)
+        files.append(path, line)
     length = path.stat().st_size
-    assert record.lines(path) == given
-    record.append(path, {"d": 1})
-    record.rewind(path, length)
-    assert record.lines(path) == given
-    record.rewind(tmp_path / "nowhere", 0)
+    assert files.lines(path) == given
+    files.append(path, {"d": 1})
+    files.rewind(path, length)
+    assert files.lines(path) == given
+    files.rewind(tmp_path / "nowhere", 0)
     with pytest.raises(ValueError, match="nowhere lost lines"):
-        record.rewind(tmp_path / "nowhere", 3)
+        files.rewind(tmp_path / "nowhere", 3)
     assert not (tmp_path / "nowhere").exists()

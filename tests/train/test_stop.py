@@ -21,9 +21,10 @@ from marginlens.data import atomic
 from marginlens.data.folder import prepare_folder
 from marginlens.methods import METHODS, MoCoV3
 from marginlens.runs.store import scan
-from marginlens.train import checkpoint, engine, progress, record
+from marginlens.train import checkpoint, engine, files, progress, record
 from marginlens.train import pretrain as training
 from marginlens.train.stop import Stopped, signals
+from marginlens.train.trainer import causes
 from tests.data.conftest import jpeg
 from tests.train.conftest import (
     STEPS,
@@ -168,6 +169,20 @@ def test_a_loss_that_is_not_finite_at_once(tmp_path, monkeypatch):
     assert not (only(tmp_path).path / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    ("effect", "beta", "unbounded"),
+    [
+        ("attenuation(alpha=1)", 0.5, True),
+        ("ratio(m1=0.4)", 0.5, True),
+        ("ratio(m1=0.4)", 1.0, False),
+        ("emphasis(s=2)", 0.5, False),
+    ],
+)
+def test_weights_without_a_bound_are_named_where_there_are_some(effect, beta, unbounded):
+    trainer = SimpleNamespace(settings=settings(effect=effect, beta=beta), precision=torch.float32, kept="")
+    assert ("the effect's weights are unbounded" in causes(trainer)) == unbounded
+
+
 def test_a_learning_rate_that_is_far_too_high(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(words(runs=tmp_path, lr=1e30))
@@ -274,10 +289,10 @@ def refuse(number, wanted):
 WRITES = {
     "a checkpoint": (checkpoint, lambda name: name.startswith("step-00000004")),
     "the first checkpoint": (checkpoint, lambda name: name.startswith("step-00000001")),
-    "metrics": (record, lambda name: name == "metrics.jsonl"),
-    "speed": (record, lambda name: name == "speed.jsonl"),
+    "metrics": (files, lambda name: name == "metrics.jsonl"),
+    "speed": (files, lambda name: name == "speed.jsonl"),
     "the result": (atomic, lambda name: name.startswith(".result.json")),
-    "the start": (record, lambda name: name == "environment.jsonl"),
+    "the start": (files, lambda name: name == "environment.jsonl"),
 }
 
 

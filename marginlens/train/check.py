@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field, TypeAdapter
 
-from marginlens.train.config import Knn, Probe, Settings, build
+from marginlens.train.config import Knn, Pretrain, Probe, Settings, build
+from marginlens.train.files import lines
 from marginlens.train.identity import NEUTRAL_EVALUATION
-from marginlens.train.record import Run, lines
 
 LARGEST = 1e100
 """Of any number: its square is still one."""
@@ -31,11 +31,11 @@ _LINES = TypeAdapter(
 )
 
 
-def settings(run: Run) -> None:
-    """Of config.json, whose identity was looked at when it was opened."""
-    for name, value in run.settings:
+def settings(path: Path, found: Pretrain) -> None:
+    """config.json, whose identity was looked at when it was opened."""
+    for name, value in found:
         if isinstance(value, int) and value > MOST and name != "seed":
-            raise ValueError(f"{run.path / 'config.json'} has {name} {_short(value)}; no run has more than {MOST}")
+            raise ValueError(f"{path} has {name} {_short(value)}; no run has more than {MOST}")
 
 
 def result(path: Path, found: Mapping[str, Any]) -> None:
@@ -55,17 +55,17 @@ def failure(path: Path, found: Mapping[str, Any]) -> None:
     _text(path, found, "line")
 
 
-def evaluation(path: Path, found: Mapping[str, Any], run: Run) -> None:
-    """A file of evaluations/: of this run, and of a kind that this version knows."""
+def evaluation(path: Path, found: Mapping[str, Any], run: str, data: str) -> None:
+    """A file of evaluations/: of the run with this id, which learned from these data, of a kind that is known."""
     needed = {"kind", "run", "data", "data_fingerprint", "settings", "top1", "seconds", "environment"}
     pictures = ("train_images", "test_images") if found.get("kind") in ("probe", "transfer") else ()
     _need(path, found, sorted({*needed, *pictures}))
     for name in ("kind", "run", "data", "data_fingerprint"):
         _text(path, found, name)
-    if found["run"] != run.id:
-        raise ValueError(f"{path} is of the run {_short(found['run'])}, and lies in the folder of {run.id}")
-    if found["kind"] != "transfer" and found["data"] != run.settings.data:
-        raise ValueError(f"{path} is on {_short(found['data'])}, and its run learned from {run.settings.data}")
+    if found["run"] != run:
+        raise ValueError(f"{path} is of the run {_short(found['run'])}, and lies in the folder of {run}")
+    if found["kind"] != "transfer" and found["data"] != data:
+        raise ValueError(f"{path} is on {_short(found['data'])}, and its run learned from {data}")
     _number(path, found, "top1", 0, 100)
     _number(path, found, "seconds", 0)
     for name in pictures:
@@ -91,12 +91,14 @@ def starts(path: Path, found: Iterable[Mapping[str, Any]]) -> None:
 
 def metrics(path: Path) -> tuple[int, dict[str, Any]]:
     """metrics.jsonl: numbers, whatever is measured. How many lines there are, and the last of them."""
-    return _table(path, ("epoch", "loss"), -LARGEST)
+    found, last = _table(path, ("epoch", "loss"), -LARGEST)
+    return len(found), last
 
 
-def speed(path: Path) -> None:
-    """speed.jsonl."""
-    _table(path, ("epoch", "seconds", "images_per_second"), 0)
+def speed(path: Path) -> list[float]:
+    """speed.jsonl: images a second, of the epochs in which they were measured."""
+    found, _ = _table(path, ("epoch", "seconds", "images_per_second"), 0)
+    return [rate for line in found if (rate := line["images_per_second"])]
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
@@ -110,11 +112,12 @@ def objects(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _table(path: Path, needed: Sequence[str], low: float) -> tuple[int, dict[str, Any]]:
-    """Reads lines of numbers; at once, by a parser that looks at each number: a store has hundreds of thousands."""
+def _table(path: Path, needed: Sequence[str], low: float) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Lines of numbers, and the last as it is written; read at once, by a parser that looks at each number: a store
+    has hundreds of thousands."""
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     if not whole:
-        return 0, {}
+        return [], {}
     try:
         found = _LINES.validate_json(b"[" + whole.replace(b"\n", b",") + b"]")
         proper = all(_proper(line, needed, low) for line in found)
@@ -122,7 +125,7 @@ def _table(path: Path, needed: Sequence[str], low: float) -> tuple[int, dict[str
         proper = False
     if not proper:
         _say(path, objects(path), needed, low)
-    return len(found), json.loads(whole.rpartition(b"\n")[2])
+    return found, json.loads(whole.rpartition(b"\n")[2])
 
 
 def _evaluated(kind: str, given: Any) -> None:
