@@ -150,8 +150,8 @@ def as_effect(value: EffectLike) -> Effect:
 
 
 def switch(name: str, value: bool) -> None:
-    """Checks what is on or off."""
-    if not isinstance(value, bool):
+    """Checks what is on or off: "no" would be on."""
+    if isinstance(value, str):
         raise TypeError(f"{name} must be True or False, not {value!r}")
 
 

@@ -101,10 +101,11 @@ def _led(path: Path) -> Path:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A stream to write to. Our own goes on where it is: opened anew, what we print next would lie over it."""
+    """A stream to write to. A file that we have open goes on where it is, or what we print next would lie over it."""
     found = _OPEN.fullmatch(str(_led(path)))
-    if found and found[1] in (None, "self", str(os.getpid())):
-        sys.stdout.flush()
+    if found and found[1] in (None, "self", str(os.getpid())) and path.is_file():
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return os.fdopen(os.dup(int(found[2])), "wb")
     return path.open("ab")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marginlens.train import check, checkpoint
-from marginlens.train.files import read_json
+from marginlens.train.files import lines, read_json
 from marginlens.train.record import EVALUATION_FILES, Run, open_run
 
 State = Literal["complete", "running", "interrupted", "failed", "unreadable"]
@@ -23,6 +23,8 @@ STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "un
 
 RECORDS = ("config.json", "environment.jsonl", "metrics.jsonl", "speed.jsonl", "result.json", "failure.json")
 """What a run's folder holds besides its evaluations and its weights."""
+_LONGEST = 500
+"""Characters of a line, without what to do."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Entry:
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
         """Where and when it was begun and gone on with: the lines of environment.jsonl."""
-        return check.objects(self.path / "environment.jsonl") if self.run else []
+        return lines(self.path / "environment.jsonl") if self.run else []
 
     @cached_property
     def last(self) -> dict[str, Any]:
@@ -131,12 +133,12 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
         _check(found)
         return found
     except OSError as error:
-        return Entry(path, "unreadable", why=_remedied(path, f"{path} cannot be read ({error.strerror or error})"))
+        return Entry(path, "unreadable", why=_remedied(f"{path} cannot be read ({error.strerror or error})"))
     except ValueError as error:
-        return Entry(path, "unreadable", why=_remedied(path, _first_line(error)))
+        return Entry(path, "unreadable", why=_remedied(" ".join(str(error).split())))
     except RecursionError:
         why = f"{path} holds a record that is nested too deeply: no run wrote it"
-        return Entry(path, "unreadable", why=_remedied(path, why))
+        return Entry(path, "unreadable", why=_remedied(why))
 
 
 def held(path: Path) -> bool:
@@ -224,12 +226,13 @@ def _looks_whole(path: Path) -> bool:
         return False
 
 
-def _remedied(path: Path, why: str) -> str:
-    """A line that ends with what to do."""
-    if re.search(r"; (re)?move (it|that file)\b", why):
-        return why
-    return f"{why}; mend it, or move its folder out of the store"
+def _remedied(why: str) -> str:
+    """A line, not too long, that ends with what to do."""
+    if not re.search(r"; (re)?move (it|that file)\b", why):
+        why += "; mend it, or move its folder out of the store"
+    what, _, remedy = why.rpartition("; ")
+    return f"{what[:_LONGEST]}; {remedy}"
 
 
 def _first_line(said: object) -> str:
-    return " ".join(str(said).split())[:500]
+    return " ".join(str(said).split())[:_LONGEST]

@@ -101,17 +101,6 @@ def speed(path: Path) -> list[float]:
     return [rate for line in found if (rate := line["images_per_second"])]
 
 
-def objects(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, each an object."""
-    try:
-        found = lines(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
-    if not all(isinstance(line, dict) for line in found):
-        raise ValueError(f"{path} does not hold an object in each line")
-    return found
-
-
 def _table(path: Path, needed: Sequence[str], low: float) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Lines of numbers, and the last as it is written; read at once, by a parser that looks at each number: a store
     has hundreds of thousands."""
@@ -124,7 +113,7 @@ def _table(path: Path, needed: Sequence[str], low: float) -> tuple[list[dict[str
     except ValueError:
         proper = False
     if not proper:
-        _say(path, objects(path), needed, low)
+        _say(path, lines(path), needed, low)
     return found, json.loads(whole.rpartition(b"\n")[2])
 
 

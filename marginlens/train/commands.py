@@ -189,8 +189,8 @@ def _accuracy(found: dict[str, Any]) -> str:
     kept = found["settings"]["holdout"]
     on = f"{kept:,} images kept back from training" if kept else "the test set"
     lost = "; it diverged" if diverged(found) else ""
-    if found.get("neighbours", 0) < found["settings"].get("k", 0):
-        lost = f"; there are {found['neighbours']:,} images to learn from, and all vote"
+    if (k := found["settings"].get("k", 0)) > (voted := found.get("neighbours", k)):
+        lost = f"; there are {voted:,} images to learn from, and all vote"
     lines = [f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}{lost}"]
     for rate, top in found.get("beside", {}).items():
         lost = "; it diverged" if rate in found.get("beside_diverged", ()) else ""

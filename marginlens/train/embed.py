@@ -80,9 +80,9 @@ def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
         "std": json.dumps(run.std),
         "run": run.id,
     }
+    card, text = path.with_suffix(".md"), model_card(run, path.name, facts, fingerprint(backbone))
     _write(path, save({name: t.contiguous() for name, t in backbone.state_dict().items()}, facts))
-    card = path.with_suffix(".md")
-    _write(card, model_card(run, path.name, facts, fingerprint(backbone)).encode())
+    _write(card, text.encode())
     shown = {"encoder": settings.encoder, "stem": backbone.stem, "features": backbone.features, "run": run.id}
     return {"out": str(path), "card": str(card), **shown, "size": settings.size, "mean": run.mean, "std": run.std}
 
@@ -143,7 +143,7 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
 def _how(found: dict[str, Any]) -> str:
     asked = found["settings"]
     if found["kind"] == "knn":
-        how = f"k = {found['neighbours']}"
+        how = f"k = {found.get('neighbours', found['settings']['k'])}"
     else:
         how = f"{asked['epochs']} epoch{'s' * (asked['epochs'] != 1)} at learning rate {asked['lr']:g}"
     how += f", on {asked['holdout']} images kept back from training" if asked["holdout"] else ""

@@ -29,20 +29,29 @@ def rewind(path: Path, length: int | None = None) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; one that a killed process left half-written is not there."""
+    """The objects in the lines of a file; one that a killed process left half-written is not there."""
     if not path.exists():
         return []
-    whole = path.read_text().rpartition("\n")[0]
     try:
+        whole = path.read_text().rpartition("\n")[0]
         found: list[dict[str, Any]] = _parsed("[" + whole.replace("\n", ",") + "]")  # at once: a store has thousands
-    except ValueError:
-        for number, line in enumerate(whole.split("\n"), 1):
-            try:
-                _parsed(line)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
-        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({_first_wrong(whole) or error})") from None
+    if not all(isinstance(line, dict) for line in found):
+        raise ValueError(f"{path} does not hold an object in each line")
     return found
+
+
+def _first_wrong(whole: str) -> str:
+    """Which of the lines is no JSON, and why."""
+    for number, line in enumerate(whole.split("\n"), 1):
+        try:
+            _parsed(line)
+        except ValueError as error:
+            return f"line {number}: {error}"
+    return ""
 
 
 def save_json(path: Path, content: dict[str, Any]) -> None:

@@ -123,14 +123,13 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML whose names differ."""
+    """YAML whose names differ, but for those that are merged (<<) and said again."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            names = [self.construct_object(name) for name, _ in node.value]
-            _once([(name, None) for name in names])
-        return found
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names = [name for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        _once([(name.value, None) for name in names if name.tag != "tag:yaml.org,2002:merge"])
+        return node
 
 
 def show(*settings: Settings) -> str:

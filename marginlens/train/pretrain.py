@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,13 @@ def damaged_end(run: Run) -> bool:
 
 def stale(trainer: Trainer) -> list[Path]:
     """Evaluations of other weights than these: of an end that was made again, which on a GPU is not the same twice."""
-    found = trainer.run.evaluation_files
-    own = fingerprint(trainer.method.student["backbone"]) if found else ""
-    folder = trainer.run.path / "evaluations"
-    return [folder / name for name, one in found.items() if one.get("backbone_sha256", own) != own]
+    kept = sorted((trainer.run.path / "evaluations").glob(record.EVALUATION_FILES))
+    own = fingerprint(trainer.method.student["backbone"]) if kept else ""
+    found = []
+    for path in kept:
+        with suppress(ValueError):  # what cannot be read is not for training to judge
+            found += [path] if files.read_json(path).get("backbone_sha256", own) != own else []
+    return found
 
 
 def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Engine:

@@ -287,3 +287,10 @@ def test_what_is_printed_around_it_is_neither_lost_nor_written_over(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     assert (tmp_path / "file").read_text() == "one\ntwo\nthree\n"
+
+
+def test_standard_output_may_be_closed(tmp_path):
+    code = "from pathlib import Path; from marginlens.data import atomic; atomic.deliver(Path('/dev/stderr'), b'said')"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(["sh", "-c", f'exec "$0" -c "{code}" >&-', sys.executable], stderr=file, check=True)
+    assert (tmp_path / "file").read_text() == "said"

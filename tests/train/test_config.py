@@ -236,5 +236,13 @@ def test_files_that_cannot_be_read(tmp_path, line):
         settle((Pretrain,), str(tmp_path / "nowhere.yaml"), {})
 
 
+def test_what_is_merged_may_be_said_again(tmp_path):
+    """YAML's own way to override."""
+    (tmp_path / "a.yaml").write_text("<<: &short {epochs: 1, batch: 64}\nepochs: 2\ndata: shapes\n")
+    assert read_config(tmp_path / "a.yaml") == {"epochs": 2, "batch": 64, "data": "shapes"}
+    (tmp_path / "b.yaml").write_text("<<: [{epochs: 1}, {epochs: 3, seed: 4}]\n")
+    assert read_config(tmp_path / "b.yaml") == {"epochs": 1, "seed": 4}
+
+
 def test_off_is_off_though_yaml_takes_it_for_no():
     assert build(Pretrain, {"amp": False}).amp == "off"

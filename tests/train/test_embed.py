@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_features_of_a_prepared_data_set(whole, tmp_path):
     assert torch.equal(found["features"], features(placed(load_backbone_of(whole), CPU), images, torch.float32))
     assert found["labels"].tolist() == [i % 4 for i in range(16)]
     assert not (tmp_path / "f.files.txt").exists()
+
+
+def test_what_has_no_card_is_not_exported(whole, tmp_path):
+    copied = shutil.copytree(whole.path, tmp_path / "copy")
+    (copied / "evaluations").mkdir(exist_ok=True)
+    (copied / "evaluations" / "knn-spoilt.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"knn-spoilt\.json lacks .*; remove that file, and evaluate again"):
+        ml.export(copied, tmp_path / "backbone.safetensors")
+    assert not list(tmp_path.glob("backbone*"))
 
 
 def test_the_exported_backbone_is_the_run_s_and_starts_another(whole, tmp_path):

@@ -236,7 +236,13 @@ def test_a_spoilt_record_is_one_line_where_it_is_used(command, copied, capsys):
 def test_a_line_that_is_no_json_is_named_by_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\nspoilt\n{"a": 4}\n')
-    with pytest.raises(ValueError, match="line 3: Expecting value"):
+    with pytest.raises(ValueError, match=r"x\.jsonl cannot be read \(line 3: Expecting value"):
+        files.lines(path)
+    path.write_bytes(b'{"a": 1}\n\xff\n')
+    with pytest.raises(ValueError, match=r"x\.jsonl cannot be read \('utf-8' codec"):
+        files.lines(path)
+    path.write_text("[]\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl does not hold an object in each line"):
         files.lines(path)
 
 

@@ -451,9 +451,12 @@ def test_an_end_that_is_made_again_keeps_only_the_evaluations_of_its_own_weights
     ml.knn(run, quiet=True)
     own, other = sorted((run.path / "evaluations").iterdir(), reverse=True)
     files.save_json(other, files.read_json(other) | {"backbone_sha256": "0" * 64})
+    for name, content in (("later", '{"kind": "retrieval"}'), ("spoilt", "{")):  # not for training to judge
+        (own.parent / f"{name}.json").write_text(content)
     checkpoint.names(run.path / "checkpoints")[0].write_bytes(b"spoilt")
     ml.pretrain(settings(), runs=tmp_path, resume=True)
     assert (own.exists(), other.exists()) == (True, False)
+    assert {path.name for path in own.parent.iterdir()} == {own.name, "later.json", "spoilt.json"}
     assert f"{other} was of weights that are gone: it is removed; measure it again\n" in capsys.readouterr().err
     assert run.complete
 
