@@ -143,7 +143,7 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
 def _how(found: dict[str, Any]) -> str:
     asked = found["settings"]
     if found["kind"] == "knn":
-        how = f"k = {found.get('neighbours', found['settings']['k'])}"
+        how = f"k = {found.get('neighbours', asked['k'])}"
     else:
         how = f"{asked['epochs']} epoch{'s' * (asked['epochs'] != 1)} at learning rate {asked['lr']:g}"
     how += f", on {asked['holdout']} images kept back from training" if asked["holdout"] else ""
