@@ -80,7 +80,8 @@ def evaluation(path: Path, found: Mapping[str, Any], run: str, data: str) -> Non
     try:
         _evaluated(found["kind"], found["settings"])
     except ValueError as error:
-        raise ValueError(f"{path} is an evaluation that this version of marginlens does not know: {error}") from None
+        unknown = "is an evaluation that this version of marginlens does not know, and a later one may"
+        raise ValueError(f"{path} {unknown}: {error}") from None
 
 
 def starts(path: Path, found: Iterable[Mapping[str, Any]]) -> None:

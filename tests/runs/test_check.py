@@ -13,7 +13,7 @@ from tests.runs.conftest import DATA, evaluation, put, records, settings, write
 
 HUGE = 10**400
 PROBE = "evaluations/probe-shapes-0123456789.json"
-LATER = "does not know: "
+LATER = "does not know, and a later one may: "
 
 
 def change(path, changes):
