@@ -138,7 +138,8 @@ def stale(trainer: Trainer) -> list[Path]:
     found = []
     for path in kept:
         with suppress(ValueError):  # what cannot be read is not for training to judge
-            found += [path] if files.read_json(path).get("backbone_sha256", own) != own else []
+            if files.read_json(path).get("backbone_sha256", own) != own:
+                found.append(path)
     return found
 
 
