@@ -146,7 +146,7 @@ def _plot(one: Panel, *, linked: bool) -> str:
     points = [p for group in (*one.series.values(), *one.printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
     parts = [_axes(one.name, one.label, one.across, up, ticks)]
-    for i, (own, found) in enumerate(one.series.items()):
+    for i, (own, found) in reversed(list(enumerate(one.series.items()))):  # the first, the base line, lies on top
         parts += [_line(i, sorted(found, key=lambda p: p.x), one.across, up)]
         marks = found if linked else [replace(p, link="") for p in found]
         parts += [_mark(i, p, one.across[p.x], up, own=True) for p in marks]

@@ -306,7 +306,7 @@ def test_another_reading_is_a_series_of_its_own_in_a_figure(store):
     assert line(found, "MoCo/CIFAR10/m1=1.6/scope=row", "fig7").mean == 88.0
     drawn = figure(found.tables["fig7"], found.lines["fig7"])
     titles = re.findall("<title>(.*?)</title>", drawn)
-    assert titles == ["MoCo, m1 = 1.6: 89.00 (1 seed)", "MoCo (scope=row), m1 = 1.6: 88.00 (1 seed)"]
+    assert titles == ["MoCo (scope=row), m1 = 1.6: 88.00 (1 seed)", "MoCo, m1 = 1.6: 89.00 (1 seed)"]
     assert "</i>MoCo (scope=row)</span>" in drawn
     assert sum("scope" in x.cell.path for x in found.lines["fig7"]) == 1
 

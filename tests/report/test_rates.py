@@ -151,7 +151,9 @@ def test_the_recipes_rate_may_be_the_best(tmp_path):
 
 
 def drawn(store):
-    """Of each panel, by its name and the length of pre-training: its lines in their order, what its points say."""
+    """Of each panel, by its name and the length of pre-training: its lines in their order, what its points say.
+
+    What is drawn last lies on top, so the points of the first line, plain's, come last: no other line hides it."""
     found = {}
     for made in rates_figure(read(store)).split('<figure class="panel">')[1:]:
         on = re.search(r"learning rate \(([^<>]*) of pre-training\)</text>", made)[1]
@@ -166,11 +168,11 @@ def test_a_line_for_each_effect_over_the_rates(store):
     lines, points = found[of]
     assert lines == ["plain", "emphasis(s=7), bn_splits=8"]
     assert points == [
+        "emphasis(s=7), bn_splits=8, lr 1: 65.00",
+        "emphasis(s=7), bn_splits=8, lr 10: 64.50",
         "plain, lr 0.1: 40.50 ± 0.71",
         "plain, lr 1: 60.50 ± 0.71",
         "plain, lr 10: 65.50 ± 2.12",
-        "emphasis(s=7), bn_splits=8, lr 1: 65.00",
-        "emphasis(s=7), bn_splits=8, lr 10: 64.50",
     ]
     keys = {seen.key for seen in read(store).runs if seen.settings.seed == 0}
     assert set(re.findall(r'href="#([^"]+)"', rates_figure(read(store)))) == keys
@@ -190,7 +192,7 @@ def test_a_line_goes_over_the_rates_of_all_its_seeds(store):
     """A point of one seed beside the means of two would show the seed for the rate; the table has it, and says so."""
     rates(next(store.glob("*plain-seed0*")), {30.0: 90.0})
     of = "mocov3 cifar100: probe cifar100", "200 epochs"
-    assert [said.split(":")[0] for said in drawn(store)[of][1][:3]] == [
+    assert [said.split(":")[0] for said in drawn(store)[of][1][-3:]] == [
         f"plain, lr {rate}" for rate in ("0.1", "1", "10")
     ]
     assert len(drawn(store)[of][1]) == 5
@@ -224,7 +226,7 @@ def test_a_rate_at_which_a_probe_diverged_is_a_cross_beside_the_line(tmp_path):
 def test_a_point_lies_where_its_numbers_are(store):
     """Rates a hundredfold apart twice as far as tenfold ones; 25 points of accuracy as high as 20 and 5 together."""
     made = rates_figure(read(store)).split('<figure class="panel">')[1]
-    spots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', made)[:3]
+    spots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', made)[-3:]
     (x0, y0), (x1, y1), (x2, y2) = ((float(x), float(y)) for x, y in spots)
     assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
     assert (y0 - y1) / (y0 - y2) == pytest.approx(20 / 25, abs=0.01)
