@@ -86,6 +86,26 @@ def test_the_chunked_kernel_refuses_a_second_derivative(layout):
             torch.func.grad(lambda q: torch.func.grad(call)(q).square().sum())(q.detach())
 
 
+@pytest.mark.parametrize("layout", [ml.info_nce, ml.nt_xent])
+@pytest.mark.parametrize("effect", [Plain(), Margin(0.3, 0.1)], ids=str)
+def test_forward_mode_is_the_reference_kernels_alone(layout, effect):
+    """And so is torch.func.hessian, which goes forward over reverse: the same as reverse over reverse."""
+    q, k, along = (random(5, 3, seed=seed) for seed in range(3))
+    call = lambda q: layout(q, k, effect=effect, impl="reference")
+    grad, second = torch.func.grad(call)(q), torch.func.jacrev(torch.func.grad(call))(q)
+    close(torch.func.jvp(call, (q,), (along,))[1], (grad * along).sum(), 1e-12)
+    close(torch.func.hessian(call)(q), second, 1e-12)
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(lambda q: layout(q, k, effect=effect, impl="chunked"), (q,), (along,))
+
+
+@pytest.mark.parametrize("effect", DECLARED, ids=str)
+def test_a_declared_gradient_has_no_forward_mode(effect):
+    q, k, along = (random(5, 3, seed=seed) for seed in range(3))
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(lambda q: ml.info_nce(q, k, effect=effect, impl="reference"), (q,), (along,))
+
+
 @compiles
 @pytest.mark.parametrize(
     ("impl", "backend"),
