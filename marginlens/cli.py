@@ -11,12 +11,17 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
+
+from marginlens import output
 
 COMMANDS = {
     "data list": "marginlens.data.commands:data_list",
@@ -45,16 +50,19 @@ COMMANDS = {
 
 
 def main(words: list[str] | None = None) -> None:
-    """Runs the command that the words spell; exits with 2 and one line when the user can mend what went wrong."""
+    """Run the command that the words spell; exit with 2 and one line when the user can repair what went wrong."""
     words = sys.argv[1:] if words is None else words
     try:
         name, options = _command(words)
-        if name:
-            _run(name, options)
-        else:
-            print(_overview(words))
+        with _ended_by_sigterm():
+            if name:
+                _run(name, options)
+            else:
+                output.say(_overview(words))
         if sys.stdout is not None:
             sys.stdout.flush()  # or a full disk is found out when nobody can say so
+    except Terminated:
+        _fail("stopped by SIGTERM", 143)
     except ValueError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
@@ -63,7 +71,11 @@ def main(words: list[str] | None = None) -> None:
         _let_go_of_stdout()
         sys.exit(141)
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            _fail("too many files are open; raise the limit: ulimit -n 1024", 1)
+        if error.filename is not None:
+            _fail(f"{os.fsdecode(error.filename)}: {error.strerror}", 2)
+        if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         _let_go_of_stdout()
         _fail(f"the output cannot be written ({error.strerror})", 1)
@@ -79,8 +91,31 @@ def _let_go_of_stdout() -> None:
 
 
 def _fail(line: str, code: int) -> NoReturn:
-    print(f"marginlens: {line}", file=sys.stderr)
+    said = line.replace("\n", "\\n")  # of a file's name: what we say is one line
+    output.say(f"marginlens: {said}", error=True)
     sys.exit(code)
+
+
+class Terminated(BaseException):
+    """End a command that SIGTERM asked to end, so that it removes what it has written half of."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, unless somebody else takes the signal already."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:

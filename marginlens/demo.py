@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 import marginlens as ml
+from marginlens import output
+from marginlens.data.atomic import check_replaceable
 from marginlens.methods import Method
-from marginlens.report.demo import maps, write_page, write_picture
+from marginlens.report.demo import MARKS, maps, write_page, write_picture
 from marginlens.train.config import Knn, Pretrain, Probe, build
 from marginlens.train.features import features, frozen, plain_images
 from marginlens.train.feed import Feed, open_feed
@@ -68,6 +69,8 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {out} ({error.strerror}); give --out another folder") from None
+    for kind in MARKS:
+        check_replaceable(out / f"report.{kind}", MARKS[kind])
     feed = open_feed("shapes", torch.device("cpu"))
     console = errors()
     shown = [_random(feed, plain)]
@@ -78,10 +81,10 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
     write_picture(shown, places, feed, out / "report.png")
     write_page(shown, places, feed, plain, PROBE, out / "report.html")
     if json:
-        print(_json(shown))
+        output.say_json(_json(shown))
         return
-    Console().print(_table(shown))
-    print(f"wrote {out / 'report.html'} and {out / 'report.png'} in {time.monotonic() - begin:.0f} s")
+    output.show(_table(shown))
+    output.say(f"wrote {out / 'report.html'} and {out / 'report.png'} in {time.monotonic() - begin:.0f} s")
 
 
 def _settings(effect: str, epochs: int) -> Pretrain:

@@ -19,7 +19,7 @@ from PIL import Image
 
 import marginlens as ml
 from marginlens.cli import COMMANDS, main
-from marginlens.data import prepare, shapes, store
+from marginlens.data import atomic, prepare, shapes, store
 from marginlens.train.progress import Display
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
@@ -286,12 +286,12 @@ def test_a_user_without_a_home(capsys, monkeypatch):
 def test_half_a_picture_is_none(capsys, tmp_path, monkeypatch, size):
     """A disk may be full at once, or when the last bytes are flushed."""
 
-    def stop(sheet, path, _):
-        path.write_bytes(bytes(size))
+    def stop(file):
+        file.truncate(size)
         raise OSError(28, "No space left on device")
 
     store.write("shapes", {name: [store.Batch(*shapes.draw(8, name))] for name in ("train", "test")}, shapes.CLASSES)
-    monkeypatch.setattr(Image.Image, "save", stop)
+    monkeypatch.setattr(atomic, "flush", stop)
     said = refused(capsys, "data", "show", "shapes", "--out", "new/grid.png", "--columns", "2")
     assert "cannot write new/grid.png (No space left on device); give --out another place" in said
     assert not list((tmp_path / "new").iterdir())

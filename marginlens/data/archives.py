@@ -1,18 +1,31 @@
 """Files by name, wherever they are: in a folder, a tar or a zip archive.
 
 Archives are read in place, member by member: nothing in them is ever written to disk, so nothing can be written outside
-its folder. Nothing is unpickled.
+its folder. Nothing is unpickled. What an archive can make us read is bounded: its members, their sizes, its headers.
 """
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from marginlens.data.atomic import DataError
+from marginlens.files import MIB, below, opened, reason, spoken
+
+MOST_MEMBERS = 2_000_000
+MOST_BYTES = 16 * 1024 * MIB
+"""Of all members of an archive, unpacked: the largest data set has 3 GiB."""
+TEXT_BYTES = 16 * MIB
+"""Of a list of names or labels."""
+IMAGE_BYTES = 64 * MIB
+"""Of an image in an archive."""
+_HEADER_BYTES = MIB
+"""Of what a tar archive says before a member, such as its long name."""
 
 
 class Files(Protocol):
@@ -27,13 +40,24 @@ class Files(Protocol):
 
 def open_files(path: Path, inner: str) -> Files:
     """The files at `path`: an archive, or a folder that holds them itself or in a folder named `inner`."""
-    if path.is_dir():
-        return Folder(path / inner if (path / inner).is_dir() else path)
-    if not path.exists():
-        raise DataError(f"{path} does not exist; give the official archive or its extracted folder")
-    if zipfile.is_zipfile(path):
-        return Zip(path, inner)
-    return Tar(path, inner)
+    if os.path.isdir(path):
+        return Folder(path / inner if os.path.isdir(path / inner) else path)
+    try:
+        with opened(path) as file:
+            return (Zip if zipfile.is_zipfile(file) else Tar)(path, inner)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give the official archive or its extracted folder") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({reason(error)}); give the official archive or its folder") from None
+
+
+def content(files: Files, name: str, most: int) -> bytes:
+    """Return the bytes of a file, if there are at most `most`; raise KeyError if there is no such file."""
+    with files.open(name) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise DataError(f"{files.where}: {name} has more than {spoken(most)}, which is all that is read of it")
+    return found
 
 
 def _below(members: Iterable[str], inner: str) -> dict[str, str]:
@@ -55,13 +79,15 @@ class Folder:
         self.path, self.where = path, str(path)
 
     def names(self) -> list[str]:
-        return [p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file()]
+        return [Path(name).as_posix() for name in below(self.path)]
 
     def open(self, name: str) -> BinaryIO:
         try:
-            return (self.path / name).open("rb")
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return opened(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
             raise KeyError(name) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / name} cannot be read ({reason(error)}); fetch it again") from None
 
 
 class Tar:
@@ -69,13 +95,13 @@ class Tar:
 
     def __init__(self, path: Path, inner: str) -> None:
         self.where = str(path)
-        try:
-            self.archive = tarfile.open(path)  # noqa: SIM115
-            held = {m.name: m for m in self.archive if m.isfile()}
+        with _damage(f"{path} is damaged, or no tar archive"):
+            self.archive = tarfile.open(path, tarinfo=_Member)  # noqa: SIM115
+            held: dict[str, tarfile.TarInfo] = {}
+            for member in _bounded(path, self.archive, lambda m: m.size):
+                if member.isfile():
+                    held[member.name] = member
             self.members = {name: held[member] for name, member in _below(held, inner).items()}
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
-            raise DataError(f"{path} is damaged, or no tar archive: {why}; fetch it again") from None
 
     def names(self) -> list[str]:
         return list(self.members)
@@ -84,7 +110,21 @@ class Tar:
         file = self.archive.extractfile(self.members[name])
         if file is None:
             raise KeyError(name)
-        return file  # type: ignore[return-value]
+        return cast(BinaryIO, _Reader(file, f"{self.where}: {name} is damaged"))
+
+
+class _Member(tarfile.TarInfo):
+    """A header of a tar archive, which tarfile would read whole, however long it says it is."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        longer = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX)
+        if self.type in longer and self.size > _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        parsed: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return parsed
+
+
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 class Zip:
@@ -92,14 +132,58 @@ class Zip:
 
     def __init__(self, path: Path, inner: str) -> None:
         self.where = str(path)
-        try:
+        with _damage(f"{path} is damaged"):
             self.archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} is damaged: {error}; fetch it again") from None
-        self.members = _below((name for name in self.archive.namelist() if not name.endswith("/")), inner)
+            held = _bounded(path, self.archive.infolist(), lambda m: m.file_size)
+            self.members = _below((member.filename for member in held if not member.is_dir()), inner)
 
     def names(self) -> list[str]:
         return list(self.members)
 
     def open(self, name: str) -> BinaryIO:
-        return self.archive.open(self.members[name])  # type: ignore[return-value]
+        member = self.members[name]
+        with _damage(f"{self.where}: {name} is damaged"):
+            return cast(BinaryIO, _Reader(self.archive.open(member), f"{self.where}: {name} is damaged"))
+
+
+class _Reader:
+    """A member being read, whose damage is told in one line wherever in it that is."""
+
+    def __init__(self, file: Any, what: str) -> None:
+        self._file, self._what = file, what
+
+    def read(self, size: int = -1) -> bytes:
+        with _damage(self._what):
+            found: bytes = self._file.read(size)
+            return found
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _bounded(path: Path, members: Iterable[Any], size: Callable[[Any], int]) -> Iterator[Any]:
+    """Yield members of an archive, as long as there are not too many of them, nor too large ones."""
+    total = 0
+    for count, member in enumerate(members, 1):
+        total += max(0, size(member))
+        if count > MOST_MEMBERS or total > MOST_BYTES:
+            bound = f"{MOST_MEMBERS:,} members and {spoken(MOST_BYTES)} unpacked"
+            raise DataError(f"{path} holds too much: at most {bound} are read; give the official archive")
+        yield member
+
+
+@contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Turn whatever a damaged archive makes its reader raise into one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each compression has an error of its own, and headers are parsed without care
+        raise DataError(f"{what}: {reason(error).rstrip(':')}; fetch it again") from None

@@ -8,63 +8,114 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
+from marginlens.files import below, opened
+
+Own = Callable[[Path], Iterable[str]]
+"""Returns the names of the files that we wrote in a folder; raises a DataError if the folder is not ours."""
+_ELSEWHERE = "set MARGINLENS_DATA to another folder"
+
 
 class DataError(ValueError):
-    """Something about data on disk that the user can mend; its message is one line that says what and how."""
+    """Report data on disk that the user can repair: one line that says what happened, and what to do."""
 
 
 @contextmanager
 def partial(where: Path, name: str) -> Iterator[Path]:
-    """A folder to write into; gone again if anything goes wrong. Leftovers of killed writers are swept up first."""
-    elsewhere = "set MARGINLENS_DATA to another folder"
+    """Make a hidden folder to write into; remove it if anything goes wrong, and what killed writers left before."""
     try:
         where.mkdir(parents=True, exist_ok=True)
         _sweep(where, name)
         folder = where / f".{name}.{_host()}.{unique()}.partial"
         folder.mkdir()
     except OSError as error:
-        raise DataError(f"cannot write to {where} ({error.strerror}); {elsewhere}") from None
+        raise DataError(f"cannot write to {where} ({error.strerror}); {_ELSEWHERE}") from None
     try:
         yield folder
     except OSError as error:
-        raise DataError(f"cannot write {name} to {where} ({error.strerror}); {elsewhere}") from None
+        raise DataError(f"cannot write {name} to {where} ({error.strerror}); {_ELSEWHERE}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(folder: Path, final: Path) -> None:
-    """Gives a complete folder its name, and replaces what was there: a rename, so that no reader meets half of it."""
+def publish(folder: Path, final: Path, own: Own) -> None:
+    """Rename a complete folder to its final name, in place of one that we wrote.
+
+    Several writers may do this at once: each one's folder is in place for a while, and the last one's stays.
+    """
     while True:
+        before = _inode(final)
+        try:
+            check_ours(final, own)
+        except DataError:
+            if _inode(final) != before:
+                continue  # another writer replaced it while we looked
+            raise
+        old = final.with_name(f".{final.name}.{_host()}.{unique()}.old")
+        with suppress(FileNotFoundError):  # another writer has just moved it away
+            final.rename(old)
         try:
             folder.rename(final)
             break
         except OSError:
-            if not final.exists():
+            if not os.path.lexists(final):
                 raise
-        old = folder.with_name(folder.name.replace(".partial", ".old"))
-        try:
-            final.rename(old)
-        except FileNotFoundError:
-            continue  # another writer has just moved it away
-        shutil.rmtree(old, ignore_errors=True)
+        finally:
+            _discard(old, final, own)
+
+
+def check_ours(final: Path, own: Own) -> None:
+    """Raise unless a folder may be replaced: it does not exist, is empty, or holds nothing but what we wrote."""
+    if not os.path.lexists(final):
+        return
+    if final.is_symlink() or not final.is_dir():
+        what = "a symlink" if final.is_symlink() else "a file"
+        raise DataError(f"{final} is {what}, and is never replaced; remove it, or {_ELSEWHERE}")
+    held = set(below(final))
+    if strangers := sorted(held - {*own(final)} if held else ()):
+        raise DataError(f"{final} holds {strangers[0]}, which no data set has; move that file away, or {_ELSEWHERE}")
+
+
+def _discard(old: Path, final: Path, own: Own) -> None:
+    """Remove a folder of ours that was replaced; where a stranger's file came into it meanwhile, keep it in sight."""
+    if not os.path.lexists(old):
+        return
+    try:
+        check_ours(old, own)
+    except DataError:
+        old.rename(final.with_name(f"{final.name}-replaced-{unique()}"))
+        return
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _inode(path: Path) -> int:
+    """Return the number of what a name stands for now; 0 for nothing."""
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return 0
+
+
+def moving(final: Path) -> bool:
+    """Return True while a writer is replacing this folder: the old one is aside, the new one not yet in its place."""
+    return any(_made_aside(final.name, path.name, "old") for path in final.parent.glob(f".{escape(final.name)}.*.old"))
 
 
 def save(path: Path, content: bytes) -> None:
-    """Writes a file and waits until the disk has it."""
-    with path.open("wb") as file:
+    """Write a new file, and wait until the disk has it."""
+    with path.open("xb") as file:
         file.write(content)
         flush(file)
 
 
 def put(path: Path, content: bytes) -> None:
-    """A file that is there whole or as it was: written aside, flushed, renamed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file that is there whole or as it was: written aside, flushed, renamed."""
+    aside = path.with_name(f".{path.name}.{unique()}")
     try:
         save(aside, content)
         aside.rename(path)
@@ -73,13 +124,31 @@ def put(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
-def deliver(path: Path, content: bytes) -> None:
-    """`put` at a place that the user named: where a link leads; a stream, such as /dev/stdout, is written to."""
+def deliver(path: Path, content: bytes, mark: str = "") -> None:
+    """Write a file at a place that the user named: where a symlink leads, or into a stream, such as /dev/stdout.
+
+    With a mark, a file that is there already is replaced only if it has that near its beginning: we wrote it then.
+    """
     if is_stream(path):
         with _opened(path) as file:
             file.write(content)
     else:
+        check_replaceable(path, mark)
         put(Path(os.path.realpath(path)), content)
+
+
+def check_replaceable(path: Path, mark: str) -> None:
+    """Raise if a file is there that was not written by us, which would have `mark` near its beginning."""
+    if not path.exists() or is_stream(path):
+        return
+    with opened(path) as file:
+        begin = file.read(_MARKED)
+    if begin and mark.encode() not in begin:
+        raise DataError(f"{path} was not written by marginlens, and is not replaced; remove it, or give another name")
+
+
+_MARKED = 4096
+"""Bytes at a file's beginning in which our mark is looked for."""
 
 
 def is_stream(path: Path) -> bool:
@@ -136,11 +205,17 @@ def flush(file: BinaryIO) -> None:
 
 
 def _sweep(where: Path, name: str) -> None:
-    """Removes what writers on this host left behind that no longer run."""
-    for old in [*where.glob(f".{escape(name)}.*.partial"), *where.glob(f".{escape(name)}.*.old")]:
-        host, writer = old.name.split(".")[-3:-1]
-        if host == _host() and not _alive(int(writer.split("-")[0])):
-            shutil.rmtree(old, ignore_errors=True)
+    """Remove what writers on this host left behind when they were killed; a stranger's file of such a name stays."""
+    for kind in ("partial", "old"):
+        for left in where.glob(f".{escape(name)}.*.{kind}"):
+            made = _made_aside(name, left.name, kind)
+            if made and made[1] == _host() and not _alive(int(made[2])):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _made_aside(name: str, aside: str, kind: str) -> re.Match[str] | None:
+    """Return host and process of the writer that made such a folder, None if it is not a name that we give."""
+    return re.fullmatch(rf"\.{re.escape(name)}\.([^.]+)\.(\d+)-[0-9a-f]{{8}}\.{kind}", aside)
 
 
 def _host() -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json as jsons
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
@@ -18,13 +17,16 @@ from marginlens.data import store
 from marginlens.data.atomic import DataError
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder
 from marginlens.data.grid import save_grid, save_views
-from marginlens.data.prepare import open_data, prepare
+from marginlens.data.prepare import open_data, prepare, verified
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import Crop, View, strong, weak
+from marginlens.output import say, say_json, show
 from marginlens.paths import expanded
 
 THUMBNAIL = 64
+LONGEST = 150
+"""Bytes of a data set's name, which is a part of longer names of files."""
 
 
 def data_list(*, json: bool = False) -> None:
@@ -36,12 +38,12 @@ def data_list(*, json: bool = False) -> None:
     names = [*SOURCES, *(n for n in store.names() if n not in SOURCES)]
     rows = [{"name": n, "prepared": store.exists(n), "about": _about(n)} for n in names]
     if json:
-        print(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
+        say_json(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
         return
     table = Table("name", "prepared", "what it is", title=f"data sets in {store.root()}")
     for row in rows:
-        table.add_row(escape(str(row["name"])), "yes" if row["prepared"] else "", escape(str(row["about"])))
-    Console().print(table)
+        table.add_row(str(row["name"]), "yes" if row["prepared"] else "", str(row["about"]))
+    show(table)
 
 
 def data_prepare(
@@ -87,12 +89,12 @@ def data_prepare(
         prepare(name, from_)
     facts = describe(name) | {"skipped": skipped}
     if json:
-        print(jsons.dumps(facts, indent=1))
+        say_json(jsons.dumps(facts, indent=1))
         return
     for line in skipped:
-        print(f"skipped: {line}")
+        say(f"skipped: {line}")
     bare = "" if facts["classes"] else " without labels (they are the folders' names in train/)"
-    print(f"{name}: {_counts(facts)}{bare} in {store.root() / name}")
+    say(f"{name}: {_counts(facts)}{bare} in {store.root() / name}")
 
 
 def data_info(name: Positional[str], *, json: bool = False) -> None:
@@ -104,7 +106,7 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
     """
     facts = describe(name)
     if json:
-        print(jsons.dumps(facts, indent=1))
+        say_json(jsons.dumps(facts, indent=1))
         return
     table = Table(show_header=False, title=name)
     table.add_column()
@@ -117,7 +119,7 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
             table.add_row("classes", some if value else "none")
         else:
             table.add_row(key, ", ".join(f"{v:.4f}" for v in value) if key in ("mean", "std") else str(value))
-    Console().print(table)
+    show(table)
 
 
 def data_show(name: Positional[str], *, out: Path | None = None, split: str = "train", columns: int = 12) -> None:
@@ -132,7 +134,7 @@ def data_show(name: Positional[str], *, out: Path | None = None, split: str = "t
     whole("columns", columns)
     path = out or Path(f"{name}.png")
     save_grid(_by_class(name, split, columns), path)
-    print(f"wrote {path}")
+    say(f"wrote {path}")
 
 
 def data_views(
@@ -164,12 +166,12 @@ def data_views(
     both = [replace(view, scale=scale) for view in (strong(size, *plain), weak(size, *plain, crop=crop))]
     path = out or Path(f"{name}-views.png")
     save_views(images, [_label(label, classes) for label in labels], both, seed, path)
-    print(f"wrote {path}")
+    say(f"wrote {path}")
 
 
 def describe(name: str) -> dict[str, Any]:
-    """The facts of a prepared data set."""
-    data = open_data(name)
+    """Return the facts of a prepared data set, its content verified."""
+    data = verified(name)
     splits = {split: len(part) for split, part in data.splits.items()}
     size = "various" if isinstance(data, FolderIndex) else "{} x {}".format(*data.size)
     return {
@@ -215,8 +217,9 @@ def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
 
 
 def _folder_name(name: str) -> str:
-    if name in SOURCES or name == KIND or name.startswith(".") or "/" in name or not name:
-        raise DataError(f"a folder cannot be stored as {name!r}; give it another name with --as NAME")
+    odd = name in SOURCES or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > LONGEST
+    if odd or name in ("", KIND, store.DOWNLOADS) or name != name.encode(errors="ignore").decode():
+        raise DataError(f"a folder cannot be stored as {name[:80]!r}; give it another name with --as NAME")
     return name
 
 
@@ -235,4 +238,4 @@ def _about(name: str) -> str:
         record = store.record(store.root() / name, name)
     except DataError as error:
         return str(error)
-    return f"a folder of images: {record.get('path')}" if record.get("kind") == KIND else "a data set of arrays"
+    return f"a folder of images: {record.path}" if record.kind == KIND else "a data set of arrays"

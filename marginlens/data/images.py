@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from marginlens.data.atomic import DataError
 from marginlens.data.store import Images
+from marginlens.files import MIB, read, reason
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+FORMATS = ("JPEG", "PNG", "WEBP")
+"""All that is decoded, whatever a file is called: Pillow hands PostScript to another program."""
+MOST_PIXELS = 64_000_000
+"""Of one image: more than cameras have, and under 1 GB of memory while it is decoded."""
+MOST_BYTES = 256 * MIB
+"""Of one image file."""
 
 
-def decode(file: BinaryIO | Path, name: str) -> Images:
-    """Pixels (3, height, width) of an image file, upright; a DataError that names it where it cannot be decoded."""
+def decode(file: Path | bytes, name: str) -> Images:
+    """Return the pixels (3, height, width) of an image file, upright; a DataError names the file."""
     try:
-        with Image.open(file) as image:
+        with open_image(read(file, MOST_BYTES) if isinstance(file, Path) else file) as image:
             image.load()
             return pixels(as_rgb(ImageOps.exif_transpose(image)))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name} cannot be decoded ({error})") from None
+    except Exception as error:  # Pillow's parsers fail in many ways on bytes that a stranger wrote
+        raise undecodable(name, error) from None
+
+
+def open_image(content: bytes) -> Image.Image:
+    """Open an image without decoding it, if it is of a known format and not too large."""
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("it is not a JPEG, PNG or WebP image") from None
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS:,} are read")
+    return image
+
+
+def undecodable(name: str | Path, error: Exception) -> DataError:
+    """Return what to raise for an image that cannot be decoded."""
+    return DataError(f"{name} cannot be decoded ({reason(error)})")
 
 
 def shrunk(image: Image.Image, room: float) -> int:
-    """Asks a JPEG's decoder for 1/2, 1/4 or 1/8 of the size, as far as `room` allows; returns by how much it shrinks.
+    """Ask a JPEG's decoder for 1/2, 1/4 or 1/8 of the size, as far as `room` allows; return by how much it shrinks.
 
     On either axis by just that, a pixel for each 2, 4 or 8: the last one may reach beyond the image.
     """
@@ -41,8 +64,7 @@ def shrunk(image: Image.Image, room: float) -> int:
 def as_rgb(image: Image.Image) -> Image.Image:
     """Grey, CMYK, palette and alpha by Pillow's own rules (alpha is dropped); 16 bits keep their upper 8."""
     if image.mode.startswith("I"):
-        deep = np.asarray(image).astype(np.int64)
-        image = Image.fromarray(np.clip(deep >> 8, 0, 255).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -11,7 +10,7 @@ import numpy as np
 
 from marginlens.data import images as decoding
 from marginlens.data import shapes
-from marginlens.data.archives import Files
+from marginlens.data.archives import IMAGE_BYTES, TEXT_BYTES, Files, content
 from marginlens.data.atomic import DataError
 from marginlens.data.store import NO_LABEL, Batch, Labels
 from marginlens.parameters import hint
@@ -203,10 +202,7 @@ def _stl10_labels(files: Files, split: str) -> Labels:
 def _jpegs(files: Files, names: list[str], labels: list[int]) -> Iterator[Batch]:
     for start in range(0, len(names), CHUNK):
         part = names[start : start + CHUNK]
-        pixels = []
-        for name in part:
-            with files.open(name) as file:
-                pixels.append(decoding.decode(io.BytesIO(file.read()), f"{files.where}: {name}"))
+        pixels = [decoding.decode(content(files, name, IMAGE_BYTES), f"{files.where}: {name}") for name in part]
         sizes = {p.shape for p in pixels}
         if sizes != {(3, 64, 64)}:
             odd = next(n for n, p in zip(part, pixels, strict=True) if p.shape != (3, 64, 64))
@@ -224,27 +220,28 @@ def _sized(files: Files, name: str, size: int) -> bytes:
     """A file's bytes, if there are as many as there should be. Files of gigabytes are only measured."""
     try:
         with files.open(name) as file:
-            content = file.read(size + 1) if size < 2**30 else b""
-            found = len(content) if content else _length(file)
+            held = file.read(size + 1) if size < 2**30 else b""
+            found = len(held) if held else _length(file, size)
     except KeyError:
         raise DataError(f"{files.where} has no {name}; give the official archive or its extracted folder") from None
     if found != size:
         what = "is longer than" if found > size else f"has {found:,} bytes of"
         raise DataError(f"{files.where}: {name} {what} the {size:,} it should have; fetch it again")
-    return content
+    return held
 
 
-def _length(file: BinaryIO) -> int:
+def _length(file: BinaryIO, most: int) -> int:
+    """Return the length of a file; some length beyond `most`, if it is longer."""
     found = 0
-    while block := file.read(2**24):
+    while found <= most and (block := file.read(2**24)):
         found += len(block)
     return found
 
 
 def _lines(files: Files, name: str, optional: bool = False) -> list[str]:
     try:
-        with files.open(name) as file:
-            return [line for line in file.read().decode("utf-8").splitlines() if line.strip()]
+        lines = content(files, name, TEXT_BYTES).decode("utf-8").splitlines()
+        return [line for line in lines if line.strip()]
     except KeyError:
         if optional:
             return []

@@ -8,28 +8,84 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Annotated, Any, BinaryIO, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from marginlens.data.atomic import DataError, flush, partial, publish, save
+from marginlens.data.atomic import DataError, check_ours, flush, moving, partial, publish, save
+from marginlens.files import opened, parse, reason, text
 from marginlens.paths import expanded
 
 FORMAT = 1
+DOWNLOADS = "downloads"
+"""The folder of archives beside the stores, which no store may have the name of."""
+_SPLIT = re.compile(r"[^/+.\x00][^/+\x00]*")
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 NO_LABEL = -1
 _TRIES, _PAUSE = 6, 0.01
+_PATIENCE = 2.0
+"""Seconds that a reader waits for a writer between its two renames, which takes it an instant."""
 
 T = TypeVar("T")
+
+
+class Facts(BaseModel):
+    """The record of a store, store.json: strict, since it may come from anywhere."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
+
+    format: int
+    name: str
+    version: int = 1
+    kind: str = ""
+    """"folder" of an index of image files, "" of arrays."""
+    path: str = ""
+    splits: dict[str, Any]
+    """Arrays: their shapes. An index: the number of files."""
+    classes: list[str]
+    mean: Annotated[list[float], Field(min_length=3, max_length=3)]
+    std: Annotated[list[float], Field(min_length=3, max_length=3)]
+    fingerprint: str
+    checksum: str = ""
+    """SHA-256 of all the rest; "" in a store of an older version."""
+
+    @model_validator(mode="after")
+    def _proper(self) -> Self:
+        for split in self.splits:
+            if not _SPLIT.fullmatch(split):
+                raise ValueError(f"{split!r} is not the name of a split")
+        if not self.splits:
+            raise ValueError("it has no split")
+        if not all(0 <= x <= 1 for x in (*self.mean, *self.std)):
+            raise ValueError("mean and std must be from 0 to 1")
+        if self.checksum and self.checksum != checksum(self.model_dump(exclude_unset=True)):
+            raise ValueError("it was changed after it was written")
+        return self
+
+    @property
+    def files(self) -> set[str]:
+        """The names of all files of the store."""
+        kinds = ["labels.npy"]
+        kinds += ["files.txt", "sizes.npy", "lengths.npy", "digests.npy"] if self.kind else ["images.npy"]
+        return {"store.json", *(f"{split}-{kind}" for split in self.splits for kind in kinds)}
+
+
+def checksum(facts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without its checksum."""
+    known = {name: value for name, value in facts.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 class Batch(NamedTuple):
@@ -106,13 +162,13 @@ def root() -> Path:
 
 
 def read(name: str, folder: Path | None = None) -> Store:
-    """The store `name`, checked against what its record says of it."""
+    """Return the store `name`, checked against its record, but for the content of its arrays: `verify` reads that."""
     path = (folder or root()) / name
     return steady(path, name, lambda facts: _read(path, name, facts))
 
 
-def steady(path: Path, name: str, opened: Callable[[dict[str, Any]], T]) -> T:
-    """What is opened by a record that stays the same meanwhile: it may be prepared anew, and no file is then another's.
+def steady(path: Path, name: str, opened: Callable[[Facts], T]) -> T:
+    """Return what is opened by a record that stays the same meanwhile, though the store may be prepared anew.
 
     What fails is tried again, since files are gone for a moment when they are replaced.
     """
@@ -129,27 +185,96 @@ def steady(path: Path, name: str, opened: Callable[[dict[str, Any]], T]) -> T:
     raise DataError(f"{path} is replaced again and again; wait until nobody prepares {name}")
 
 
-def _read(path: Path, name: str, facts: dict[str, Any]) -> Store:
+def _read(path: Path, name: str, facts: Facts) -> Store:
+    if facts.kind:
+        raise DataError(f"{name} is a folder of images, which are read as they are needed, not a store of arrays")
     splits = {}
-    for split, shapes in facts["splits"].items():
-        if not isinstance(shapes, dict):
-            raise DataError(f"{name} is a folder of images, which are read as they are needed, not a store of arrays")
-        splits[split] = Split(*(_array(path / f"{split}-{kind}.npy", shapes[kind]) for kind in ("images", "labels")))
-        if len(_of_no_class(splits[split].labels, len(facts["classes"]))):
+    for split, shapes in facts.splits.items():
+        images, labels = _shapes(path, shapes)
+        splits[split] = Split(
+            array(path / f"{split}-images.npy", images, "|u1", mapped=True),
+            array(path / f"{split}-labels.npy", labels, "<i8", mapped=True),
+        )
+        if len(_of_no_class(splits[split].labels, len(facts.classes))):
             raise DataError(f"{path / split}-labels.npy is damaged: it has labels of no class; prepare {name} again")
-    numbers = (tuple(facts["mean"]), tuple(facts["std"]))
-    return Store(facts["name"], splits, tuple(facts["classes"]), *numbers, facts["fingerprint"])
+    numbers = (tuple(facts.mean), tuple(facts.std))
+    return Store(facts.name, splits, tuple(facts.classes), *numbers, facts.fingerprint)
+
+
+def _shapes(path: Path, shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of images and labels that a record states."""
+    try:
+        (count, channels, height, width), (labels,) = shapes["images"], shapes["labels"]
+        whole = [int(x) for x in (count, channels, height, width, labels)]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise DataError(
+            f"{path / 'store.json'} is damaged: it states no shapes; remove {path} and prepare again"
+        ) from None
+    if channels != 3 or count != labels or min(whole) < 1:
+        raise DataError(f"{path / 'store.json'} is damaged: its shapes are {shapes}; remove {path} and prepare again")
+    return tuple(whole[:4]), (whole[4],)
+
+
+def verify(store: Store) -> Store:
+    """Return the store if its content is what was prepared: all images and labels are hashed, 0.1 s for CIFAR."""
+    digest = hashlib.sha256(json.dumps(store.classes).encode())
+    for split in store.splits.values():
+        digest.update(np.ascontiguousarray(split.images).data)
+        digest.update(np.ascontiguousarray(split.labels).data)
+    if digest.hexdigest() != store.fingerprint:
+        raise DataError(
+            f"the data set {store.name} is damaged: its images or labels have changed since it was prepared; "
+            f"prepare it again"
+        )
+    return store
 
 
 def exists(name: str, folder: Path | None = None) -> bool:
-    """Whether a finished store of that name is there."""
-    return ((folder or root()) / name / "store.json").is_file()
+    """Return True if a finished store of that name is there; wait for a writer that is replacing it."""
+    path, end = (folder or root()) / name, time.monotonic() + _PATIENCE
+    while not os.path.isfile(path / "store.json"):
+        if not moving(path) or time.monotonic() > end:
+            return os.path.isfile(path / "store.json")
+        time.sleep(_PAUSE)
+    return True
 
 
 def names(folder: Path | None = None) -> list[str]:
-    """Of the finished stores that are there."""
-    found = (folder or root()).glob("*/store.json") if (folder or root()).is_dir() else []
-    return sorted(p.parent.name for p in found if not p.parent.name.startswith("."))
+    """Return the names of the finished stores."""
+    where = folder or root()
+    try:
+        found = [name for name in os.listdir(where) if not name.startswith(".")]
+    except OSError:
+        return []
+    return sorted(name for name in found if os.path.isfile(where / name / "store.json"))
+
+
+def own(path: Path) -> set[str]:
+    """Return the names of the files that we wrote in a store; raise if the folder is not a store of ours."""
+    if not os.path.lexists(path / "store.json"):
+        raise DataError(
+            f"{path} is not a data set that marginlens wrote (it has no store.json), and is never replaced; "
+            f"give --as another name, or set MARGINLENS_DATA to another folder"
+        )
+    return record(path, path.name).files
+
+
+def check_target(name: str, source: Path | None, folder: Path | None = None) -> None:
+    """Raise before anything is read, if the store would replace what is not ours, or overlap with its own source."""
+    target = (folder or root()) / name
+    if name == DOWNLOADS:
+        raise DataError(f"{name!r} is where archives are downloaded to; give another name with --as NAME")
+    if source is not None:
+        at, real = (Path(os.path.realpath(path)) for path in (source, target))
+        if at == real or at in real.parents or real in at.parents:
+            raise DataError(
+                f"{source} and the data set's own folder, {target}, overlap; "
+                f"give --from the data set's files alone, or set MARGINLENS_DATA to a folder outside"
+            )
+    try:
+        check_ours(target, own)
+    except OSError as error:
+        raise DataError(f"{target} cannot be read ({reason(error)})") from None
 
 
 def write(
@@ -159,8 +284,9 @@ def write(
     folder: Path | None = None,
     version: int = 1,
 ) -> Store:
-    """Writes a store from pieces of each split, and returns it. Nothing of it is seen before all of it is there."""
+    """Write a store from pieces of each split, and return it. Nothing of it is seen before all of it is there."""
     where = folder or root()
+    check_target(name, None, where)
     with partial(where, name) as folder:
         classes = tuple(classes)
         digest = hashlib.sha256(json.dumps(classes).encode())
@@ -182,9 +308,14 @@ def write(
             "std": std.tolist(),
             "fingerprint": digest.hexdigest(),
         }
-        save(folder / "store.json", json.dumps(facts_of_all, indent=1).encode())
-        publish(folder, where / name)
+        save_record(folder, facts_of_all)
+        publish(folder, where / name, own)
     return read(name, where)
+
+
+def save_record(folder: Path, facts: dict[str, Any]) -> None:
+    """Write store.json, with its own checksum."""
+    save(folder / "store.json", json.dumps(facts | {"checksum": checksum(facts)}, indent=1).encode())
 
 
 def _write_split(
@@ -254,25 +385,49 @@ def _check_labels(split: str, labels: Labels, classes: int) -> None:
         raise DataError(f"{split}: label {bad[0]} is out of range; there are {classes} classes")
 
 
-def record(path: Path, name: str) -> dict[str, Any]:
-    """What a finished store or folder index says of itself."""
+def record(path: Path, name: str) -> Facts:
+    """Return what a finished store or folder index says of itself."""
     again = f"remove {path} and prepare {name} again"
     try:
-        found = json.loads((path / "store.json").read_text())
+        held = parse(text(path / "store.json"))
+        if isinstance(held, dict) and held.get("format") == FORMAT:
+            return Facts(**held)
     except FileNotFoundError:
         raise DataError(f"{name} is not prepared in {path.parent}; run: marginlens data prepare {name}") from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        raise DataError(f"{path / 'store.json'} is damaged; {again}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f"{path} is a store of another version; {again}")
-    return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])[:60]
+        raise DataError(f"{path / 'store.json'} is damaged ({where}{first['msg']}); {again}") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{path / 'store.json'} is damaged ({reason(error)}); {again}") from None
+    raise DataError(f"{path} is a store of another version; {again}")
 
 
-def _array(path: Path, shape: list[int]) -> NDArray[Any]:
+def array(path: Path, shape: tuple[int, ...], kind: str, *, mapped: bool = False) -> NDArray[Any]:
+    """Return an array of just this shape and type from a NumPy file, memory-mapped or read."""
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); remove {path.parent} and prepare again") from None
-    if list(array.shape) != shape:
-        raise DataError(f"{path} has shape {array.shape}, its record says {tuple(shape)}; prepare again")
-    return array
+        with opened(path) as file:
+            found = _stated(file)
+            length = os.fstat(file.fileno()).st_size - file.tell()
+            if found != (shape, False, np.dtype(kind)):
+                stated = f"shape {found[0]} of {found[2]}, its record says {shape} of {np.dtype(kind)}"
+                raise DataError(f"{path} has {stated}; remove {path.parent} and prepare again")
+            if length != math.prod(shape) * np.dtype(kind).itemsize:
+                raise DataError(f"{path} cannot be read (it is cut short or too long); prepare again")
+            if mapped:
+                return np.memmap(file, dtype=kind, mode="r", offset=file.tell(), shape=shape)
+            return np.frombuffer(bytearray(file.read(length)), dtype=kind).reshape(shape)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({reason(error)}); remove {path.parent} and prepare again") from None
+
+
+def _stated(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and type that a NumPy file states."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise OSError("it is not a NumPy file that marginlens wrote")
+        return np.lib.format.read_array_header_1_0(file)
+    except OSError:
+        raise
+    except Exception:  # NumPy reads the header as Python, which has many ways to fail
+        raise OSError("it is no NumPy file") from None

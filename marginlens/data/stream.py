@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from marginlens.autodiff import full_precision
 from marginlens.data.atomic import DataError
-from marginlens.data.folder import FolderIndex, crop_file, without_main
+from marginlens.data.folder import FolderIndex, crop_file
 from marginlens.data.views import View, colour, parameters
+from marginlens.data.workers import end_with_parent, without_main
 
 _begun: WeakSet[Any] = WeakSet()
 """Iterators of loaders with workers that nobody has let go of."""
@@ -48,10 +49,12 @@ class _Middles(Dataset[Tensor]):
 
     def __getitem__(self, i: int) -> Tensor:
         file = self.chosen[i]
-        height, width, *_ = known = self.part.known(file)
+        height, width = self.part.sizes[file].tolist()
         side = max(1, round(min(height, width) * self.size / self.resize))
         box = ((height - side) // 2, (width - side) // 2, side, side)
-        return torch.from_numpy(crop_file(self.index.path / self.part.files[file], box, self.size, known))
+        return torch.from_numpy(
+            crop_file(self.index.path / self.part.files[file], box, self.size, self.part.known(file))
+        )
 
 
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
@@ -65,12 +68,12 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
 
     def __getitem__(self, asked: tuple[int, int]) -> tuple[int, list[Tensor]]:
         (epoch, i), part = asked, self.index.splits[self.split]
-        height, width, *_ = known = part.known(i)
+        height, width = part.sizes[i].tolist()
         crops = []
         for number, view in enumerate(self.views, self.first):
             drawn = parameters(torch.tensor([i]), height, width, view, self.seed, epoch, number)
             box, file = drawn.boxes[0].tolist(), self.index.path / part.files[i]
-            crop = torch.from_numpy(crop_file(file, box, view.size, known))
+            crop = torch.from_numpy(crop_file(file, box, view.size, part.known(i)))
             crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
         return i, crops
 
@@ -139,6 +142,7 @@ def stream(
             pin_memory=torch.device(device).type == "cuda",
             multiprocessing_context="spawn" if workers else None,
             persistent_workers=workers > 0 and waiting is not None,
+            worker_init_fn=end_with_parent,
         )
     loader.sampler.asked = [(epoch, i) for i in (range(len(crops)) if order is None else order)]
     for indices, cut in _started(loader, key):
@@ -165,7 +169,8 @@ def middles(
     """Batches of test images: shorter side to `resize`, then the central size x size; uint8 (n, 3, size, size)."""
     images = _Middles(index, split, chosen, size, resize)
     context = "spawn" if workers else None
-    loader = DataLoader(images, batch_size=batch, num_workers=workers, multiprocessing_context=context)
+    asked: dict[str, Any] = {"multiprocessing_context": context, "worker_init_fn": end_with_parent}
+    loader = DataLoader(images, batch_size=batch, num_workers=workers, **asked)
     for part in _started(loader):
         yield part.to(device)
 

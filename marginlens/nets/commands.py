@@ -5,9 +5,9 @@ from __future__ import annotations
 import json as jsons
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.table import Table
 
+from marginlens import output
 from marginlens.nets.count import table
 
 
@@ -19,10 +19,10 @@ def encoders(*, json: bool = False) -> None:
     """
     rows = [asdict(row) for row in table()]
     if json:
-        print(jsons.dumps(rows, indent=1))
+        output.say_json(jsons.dumps(rows, indent=1))
         return
     sheet = Table("encoder", "stem", "pixels", "features", "parameters", "MFLOP per image")
     for row in rows:
         name, stem, size, features = (str(row[key]) for key in ("name", "stem", "size", "features"))
         sheet.add_row(name, stem, size, features, f"{row['parameters']:,}", f"{row['flops'] / 1e6:,.0f}")
-    Console().print(sheet)
+    output.show(sheet)

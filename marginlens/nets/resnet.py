@@ -190,12 +190,14 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         if key.endswith(".num_batches_tracked") and key not in given:
             given[key] = torch.zeros_like(value)
     wrong = [f"{key} is {_shape(x)}, not {_shape(own[key])}" for key, x in given.items() if _misfit(own.get(key), x)]
+    typed = [f"{key} is {x.dtype}" for key, x in given.items() if key in own and _other_type(own[key], x)]
     problems = [
         f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
         for what, keys in (
             ("missing", [key for key in own if key not in given]),
             ("unexpected", [key for key in given if key not in own]),
             ("wrong shape", wrong),
+            ("not floating", typed),
         )
         if keys
     ]
@@ -240,6 +242,11 @@ def _known(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 def _misfit(own: Tensor | None, given: object) -> bool:
     return own is not None and (not isinstance(given, Tensor) or given.shape != own.shape)
+
+
+def _other_type(own: Tensor, given: object) -> bool:
+    """Return True for numbers that are not weights: integers that were quantised, say, mean others than they are."""
+    return isinstance(given, Tensor) and own.is_floating_point() and not given.is_floating_point()
 
 
 def _shape(x: object) -> str:

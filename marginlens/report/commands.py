@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json as jsons
-import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import deliver, is_stream, writing
+from marginlens.data.atomic import check_replaceable, deliver, is_stream, writing
+from marginlens.files import reason
+from marginlens.files import text as text_of
+from marginlens.output import say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
 from marginlens.paths import expanded
@@ -21,6 +23,14 @@ from marginlens.report.tables import brief
 from marginlens.report.tables import insert as put_in
 from marginlens.report.tables import markdown as make_markdown
 from marginlens.runs.store import scan
+
+MARKS = {
+    "html": "<title>marginlens report</title>",
+    "md": "Made by `marginlens report`",
+    "tex": "% made by marginlens report",
+    "svg": "--ink:#1b1f24;--paper:#fff",
+}
+"""How each kind of file that a report writes can be told from a stranger's, which is never replaced."""
 
 
 def report(
@@ -59,15 +69,17 @@ def report(
     found = read(runs, only)
     more = {"--insert": (expanded(insert), insert_brief(found, expanded(insert)))} if insert else {}
     more |= {"--rates": (expanded(rates), rates_picture(found))} if rates else {}
+    if rates:
+        check_replaceable(expanded(rates), MARKS["svg"])
     written = write(found, runs, out, markdown, latex)
     for option, (path, text) in more.items():
-        _put(path, text, option)
+        _put(path, text, option, MARKS["svg"] if option == "--rates" else "")
         written.append(str(path))
     if json:
-        print(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
+        say_json(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
-        apart = sys.stderr if any(is_stream(Path(path)) for path in written) else sys.stdout
-        print(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}", file=apart)
+        apart = any(is_stream(Path(path)) for path in written)
+        say(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}", error=apart)
     if found.bad:
         others = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
         raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{others}")
@@ -86,22 +98,24 @@ def write(
     out = expanded(out)
     table = expanded(markdown) if markdown else out / "tables.md"
     tex = expanded(latex) if latex else out / "tables.tex"
-    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out")
+    files = {"html": out / "report.html", "md": table, "tex": tex}
+    for kind, path in files.items():  # before anything is written
+        check_replaceable(path, MARKS[kind])
+    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out", MARKS["html"])
     at = Path("tables.md") if is_stream(table) else table  # what reads a stream is taken to be here
-    _put(table, make_markdown(found, at), "--markdown" if markdown else "--out")
-    _put(tex, make_latex(found), "--latex" if latex else "--out")
-    return [str(path) for path in (out / "report.html", table, tex)]
+    _put(table, make_markdown(found, at), "--markdown" if markdown else "--out", MARKS["md"])
+    _put(tex, make_latex(found), "--latex" if latex else "--out", MARKS["tex"])
+    return [str(path) for path in files.values()]
 
 
 def insert_brief(found: Gathered, path: Path) -> str:
     """The file's text with the table of what was run in its place."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ValueError(f"cannot read {path} ({why}); --insert names a Markdown file") from None
+        held = text_of(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path} ({reason(error)}); --insert names a Markdown file") from None
     try:
-        return put_in(text, brief(found, path))
+        return put_in(held, brief(found, path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -140,7 +154,7 @@ def _tables(patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def _put(path: Path, text: str, option: str) -> None:
-    """Writes a file aside and renames it; `option` is what named its place."""
+def _put(path: Path, text: str, option: str, mark: str) -> None:
+    """Write a file aside and rename it; `option` is what named its place, `mark` tells a file of ours."""
     with writing(path, option):
-        deliver(path, text.encode())
+        deliver(path, text.encode(errors="backslashreplace"), mark)

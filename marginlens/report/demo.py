@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marginlens.data.grid import save_views
+from marginlens.data.atomic import deliver, writing
+from marginlens.data.grid import MARK, save_views
 from marginlens.train.config import Pretrain, Probe
 from marginlens.train.feed import Feed
 from marginlens.train.model import make_views
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 COLOURS = {"random": "#8a8a8a", "plain": "#1f6fb4", "margin": "#d1495b", "emphasis": "#2a9d6f"}
 CLASSES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 Places: TypeAlias = NDArray[np.float32]
+MARKS = {"html": "<title>marginlens demo</title>", "png": MARK}
+"""How our page and picture can be told from a stranger's, which are never replaced."""
 _POINTS = 1000
 _BINS = 45
 
@@ -90,8 +94,8 @@ weak view, on test images. A margin and emphasis both act on this angle.</p>{ang
 folder beside this page.</p>
 </body></html>
 """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
+    with writing(path, "--out"):
+        deliver(path, page.encode(errors="backslashreplace"), MARKS["html"])
 
 
 def write_picture(shown: Sequence[Shown], places: Sequence[Places], feed: Feed, path: Path) -> None:
@@ -118,7 +122,10 @@ def write_picture(shown: Sequence[Shown], places: Sequence[Places], feed: Feed, 
     figure.legend(
         handles, names, loc="outside lower center", ncols=len(names), fontsize=8, markerscale=2.5, frameon=False
     )
-    figure.savefig(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", metadata={"Software": "marginlens"})
+    with writing(path, "--out"):
+        deliver(path, drawn.getvalue(), MARKS["png"])
 
 
 def _draw_bars(axes: Any, shown: Sequence[Shown]) -> None:

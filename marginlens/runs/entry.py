@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from marginlens.files import opened, parse
 from marginlens.train import check, checkpoint
 from marginlens.train.files import lines, read_json
 from marginlens.train.record import EVALUATION_FILES, Run, open_run
@@ -23,6 +23,8 @@ STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "un
 
 RECORDS = ("config.json", "environment.jsonl", "metrics.jsonl", "speed.jsonl", "result.json", "failure.json")
 """What a run's folder holds besides its evaluations and its weights."""
+_HEADER = 100_000_000
+"""The longest header of a file of weights that safetensors reads."""
 _LONGEST = 500
 """Characters of a line, without what to do."""
 
@@ -136,15 +138,19 @@ def examine(path: Path, *, ours: bool = False) -> Entry:
         return Entry(path, "unreadable", why=_remedied(f"{path} cannot be read ({error.strerror or error})"))
     except ValueError as error:
         return Entry(path, "unreadable", why=_remedied(" ".join(str(error).split())))
-    except RecursionError:
-        why = f"{path} holds a record that is nested too deeply: no run wrote it"
+    except Exception as error:  # one bad folder never keeps us from showing the others
+        why = f"{path} holds a record that no run wrote ({type(error).__name__})"
         return Entry(path, "unreadable", why=_remedied(why))
 
 
 def held(path: Path) -> bool:
-    """Whether some process holds the run's lock, on this machine or, where the file system passes locks on, another."""
+    """Return True if some process holds the run's folder, here or, where the file system says so, elsewhere."""
+    return _locked(path, os.O_DIRECTORY) or _locked(path / "lock", os.O_NOFOLLOW)
+
+
+def _locked(path: Path, kind: int) -> bool:
     try:
-        file = os.open(path / "lock", os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | kind)
     except OSError:
         return False
     try:
@@ -174,7 +180,7 @@ def when(one: Mapping[str, Any]) -> str:
 
 def _open(path: Path) -> Run:
     if not path.exists():
-        raise ValueError(f"{path} is a link that leads nowhere; remove it, or mend what it leads to")
+        raise ValueError(f"{path} is a broken symlink; remove it, or restore what it pointed to")
     if not (path / "config.json").is_file():
         inside = sorted(os.listdir(path))
         if any(name.startswith(".config.json") for name in inside) or inside == ["lock"]:
@@ -214,12 +220,12 @@ def size_of(folder: Path) -> int:
 def _looks_whole(path: Path) -> bool:
     """Whether a safetensors file is as long as its header says."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             length = int.from_bytes(file.read(8), "little")
             size = os.fstat(file.fileno()).st_size
-            if not 0 < length <= size - 8:
+            if not 0 < length <= min(size - 8, _HEADER):
                 return False
-            header = json.loads(file.read(length))
+            header = parse(file.read(length).decode())
         end = max((spec["data_offsets"][1] for name, spec in header.items() if name != "__metadata__"), default=0)
         return bool(size == 8 + length + end)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -227,9 +233,9 @@ def _looks_whole(path: Path) -> bool:
 
 
 def _remedied(why: str) -> str:
-    """A line, not too long, that ends with what to do."""
+    """Return a line, not too long, that ends with what to do."""
     if not re.search(r"; (re)?move (it|that file)\b", why):
-        why += "; mend it, or move its folder out of the store"
+        why += "; repair it, or move its folder out of the store"
     what, _, remedy = why.rpartition("; ")
     return f"{what[:_LONGEST]}; {remedy}"
 

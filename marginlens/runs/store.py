@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marginlens.data.atomic import DataError, partial, put, unique
+from marginlens.files import below
 from marginlens.paths import expanded
 from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files, size_of, when
 from marginlens.train import record
@@ -143,6 +145,7 @@ def drop_weights(run: Run) -> int:
                 f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
             )
         if folder.exists():
+            _check_own(run.path, "checkpoints")
             os.rename(folder, run.path / f".checkpoints.{unique()}")
         freed = 0
         for left in _dropped(run.path):  # also what a process left that was killed meanwhile
@@ -162,11 +165,13 @@ def remove(entry: Entry) -> int:
         now = examine(entry.path, ours=True)
         if now.run is None or (now.run.id, now.state) != (entry.run.id, entry.state):
             raise ValueError(f"{entry.path} is {now.state} by now, and is left alone; look again")
+        _check_own(entry.path)
         freed = now.size_bytes
         aside = entry.path.with_name(f".{entry.name}.{unique()}.removed")
         os.rename(entry.path, aside)
-        for left in entry.path.parent.glob(".*.removed"):
-            shutil.rmtree(left, ignore_errors=True)
+        for left in entry.path.parent.glob(".*.removed"):  # also what a process left that was killed meanwhile
+            if _REMOVED.fullmatch(left.name):
+                shutil.rmtree(left, ignore_errors=True)
     return freed
 
 
@@ -191,8 +196,31 @@ def _linked(run: Path) -> Path | None:
 
 
 def _dropped(run: Path) -> list[Path]:
-    """Checkpoints that were renamed to be removed."""
-    return list(run.glob(".checkpoints.*"))
+    """Return checkpoints that were renamed to be removed."""
+    return [path for path in run.glob(".checkpoints.*") if _DROPPED.fullmatch(path.name)]
+
+
+_UNIQUE = r"\d+-[0-9a-f]{8}"
+"""What `unique` gives."""
+_REMOVED = re.compile(rf"\..+-[0-9a-f]{{10}}\.{_UNIQUE}\.removed")
+_DROPPED = re.compile(rf"\.checkpoints\.{_UNIQUE}")
+_OWN = re.compile(
+    r"(?:config\.json|environment\.jsonl|metrics\.jsonl|speed\.jsonl|result\.json|failure\.json|lock"
+    rf"|\.(?:config|result|failure)\.json\.\d+(?:-[0-9a-f]{{8}})?|{_DROPPED.pattern}/.*"
+    r"|evaluations|evaluations/[a-z]+-[^/]*-[0-9a-f]{10}\.json"
+    r"|evaluations/\.[a-z]+-[^/]*-[0-9a-f]{10}\.json\.\d+(?:-[0-9a-f]{8})?"
+    r"|checkpoints|checkpoints/step-\d+-[0-9a-f]{32}\.(?:safetensors(?:\.damaged)?|partial)"
+    r"|tensorboard|tensorboard/events\.out\.tfevents\.[^/]*)",
+    re.S,
+)
+"""The names of all that a run writes."""
+
+
+def _check_own(run: Path, part: str = "") -> None:
+    """Raise if a run's folder, or a part of it, holds what no run writes: that would be removed with it."""
+    for name in sorted(below(run / part)):
+        if not _OWN.fullmatch(f"{part}/{name}" if part else name):
+            raise ValueError(f"{run} is left as it is: no run writes {run / part / name}; move that file away first")
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
@@ -262,7 +290,7 @@ def _named(aside: Path, final: Path) -> bool:
 
 
 def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
-    """Completes the run that is there by what was given, or leaves it as it is."""
+    """Complete the run that is there by the given records, or leave it as it is; raise if their numbers differ."""
     if unbegun(final):
         _write(final, content)
         return
@@ -272,7 +300,10 @@ def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
     with record.locked(there.run):
         own = records(final)
         further = _progress(content) > _progress(own)
-        if odd := _conflict(*((own, content) if further else (content, own))):
+        odd = _conflict(*((own, content) if further else (content, own)))
+        if odd and "result.json" in own and not (odd := _differs(content, own)):
+            further = False  # the same numbers, measured at another time: the ones that are there stay
+        if odd:
             if not _replaces(content, examine(final, ours=True)):
                 raise ValueError(f"{final} holds another outcome of the same run: {odd} differs; keep one of them")
             further = True
@@ -290,6 +321,33 @@ def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
         if less[name] != more[name] and not (name.endswith(".jsonl") and more[name].startswith(less[name])):
             return name
     return ""
+
+
+_TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "failure.json")
+_TIMED_FIELDS = ("seconds", "images_per_second", "environment", "checkpoint")
+"""What differs between two equal outcomes: when, where and how fast. A checkpoint's name has the length of speed.jsonl
+in its hash."""
+
+
+def _differs(content: Mapping[str, bytes], own: Mapping[str, bytes]) -> str:
+    """Return the name of a record whose numbers are not those of the complete run that is there; "" if all are."""
+    for name in sorted(content.keys() & own.keys() - {"config.json", *_TIMED_RECORDS}):
+        given, kept = content[name], own[name]
+        part = given == kept or (name == "metrics.jsonl" and (kept.startswith(given) or given.startswith(kept)))
+        if not part and _numbers(name, given) != _numbers(name, kept):
+            return name
+    return ""
+
+
+def _numbers(name: str, content: bytes) -> Any:
+    """Return the fields of a result or an evaluation that no time or place decides; of any other record, its bytes."""
+    path = PurePosixPath(name)
+    if name != "result.json" and (path.parts[:-1] != ("evaluations",) or path.suffix != ".json"):
+        return content
+    try:
+        return {field: value for field, value in json.loads(content).items() if field not in _TIMED_FIELDS}
+    except (AttributeError, ValueError, RecursionError):  # another program's file
+        return content
 
 
 def _replaces(content: Mapping[str, bytes], there: Entry) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from marginlens.output import PLAIN
+from marginlens.output import plain as plain_table
 from marginlens.runs.entry import Entry, when
 from marginlens.runs.fields import RECIPE, apart, odd, value
 from marginlens.runs.store import records
@@ -158,11 +160,10 @@ def label(one: dict[str, Any]) -> str:
 
 def _text(table: Table) -> str:
     """As wide as it must be where the output is no terminal, so that no name is cut there."""
-    plain: dict[str, Any] = {"markup": False, "emoji": False}  # what a record says is no markup
-    console = Console(**plain)
+    console = Console(**PLAIN, color_system=None)  # a style would be an escape sequence, as a hostile name is
     if not console.is_terminal:
-        width = max(80, console.measure(table).maximum + 200)
-        console = Console(file=io.StringIO(), width=width, highlight=False, **plain)
+        width = max(80, console.measure(plain_table(table)).maximum + 200)
+        console = Console(file=io.StringIO(), width=width, **PLAIN)
     with console.capture() as said:
-        console.print(table)
+        console.print(plain_table(table))
     return said.get().rstrip("\n")

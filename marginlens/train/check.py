@@ -13,8 +13,9 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field, TypeAdapter
 
+from marginlens.files import read
 from marginlens.train.config import Knn, Pretrain, Probe, Settings, build
-from marginlens.train.files import lines
+from marginlens.train.files import MOST_BYTES, lines
 from marginlens.train.identity import NEUTRAL_EVALUATION
 
 LARGEST = 1e100
@@ -105,7 +106,7 @@ def speed(path: Path) -> list[float]:
 def _table(path: Path, needed: Sequence[str], low: float) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Lines of numbers, and the last as it is written; read at once, by a parser that looks at each number: a store
     has hundreds of thousands."""
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    whole = read(path, MOST_BYTES).rpartition(b"\n")[0] if path.exists() else b""
     if not whole:
         return [], {}
     try:

@@ -12,19 +12,37 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from marginlens.data.atomic import flush
+from marginlens.files import opened, parse, reason
 
 FORMAT = 1
 KEEP = 2
 _NAME = re.compile(r"step-(\d+)-([0-9a-f]{32})\.safetensors")
+_HALF = re.compile(r"step-\d+-[0-9a-f]{32}\.partial")
 _PARTIAL = ".partial"
+_Count = Annotated[int, Field(ge=0, le=1 << 53)]
+
+
+class _Facts(BaseModel):
+    """Check the numbers in a checkpoint's metadata, which may come from anywhere; a right checksum says nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    step: _Count
+    run: str = ""
+    metrics: _Count = 0
+    speed: _Count = 0
+    seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    counted: _Count = 0
+    scaler: dict[str, float | int] = {}
 
 
 class Checkpoint(NamedTuple):
@@ -36,8 +54,11 @@ class Checkpoint(NamedTuple):
 
 
 def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Writes a checkpoint aside, flushes it, gives it its name, and only then removes the oldest."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint aside, flush it, give it its name, and only then remove the oldest.
+
+    Its run's folder must be there: one that was moved or removed is not made again.
+    """
+    folder.mkdir(exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = save(plain, {"marginlens": json.dumps({"format": FORMAT, "step": step} | facts)})
     path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
@@ -62,9 +83,10 @@ def names(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, run: str) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of the run, and a line on each newer one that is damaged."""
+    """Return the newest whole checkpoint of the run, and a line on each newer one that is damaged."""
     for left in folder.glob(f"*{_PARTIAL}"):
-        left.unlink(missing_ok=True)
+        if _HALF.fullmatch(left.name):  # a stranger's file of another name stays
+            left.unlink(missing_ok=True)
     damaged: list[str] = []
     for path in names(folder):
         try:
@@ -94,20 +116,35 @@ def read(path: Path, run: str = "") -> Checkpoint:
     if name is None:
         raise ValueError(f"{path} is not a checkpoint of marginlens, whose names are step-NUMBER-SHA256.safetensors")
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found[:32] != name[2]:
             raise Damaged(f"{path} is damaged: its content does not match its checksum")
         with safe_open(path, "pt") as stored:
-            facts = json.loads((stored.metadata() or {}).get("marginlens", "{}"))
+            facts = parse((stored.metadata() or {}).get("marginlens", "{}"))
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  not a dict
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise Damaged(f"{path} cannot be read ({error})") from None
+    except Damaged:
+        raise
+    except (OSError, SafetensorError, ValueError, RuntimeError, AttributeError, TypeError, KeyError) as error:
+        raise Damaged(f"{path} cannot be read ({reason(error)})") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this version of marginlens")
+    _check(path, facts, int(name[1]))
     if run and facts.get("run") != run:
         raise ValueError(f"{path} belongs to another run ({facts.get('run')}, not {run}); put it back where it was")
     return Checkpoint(path, tensors, facts)
+
+
+def _check(path: Path, facts: dict[str, Any], step: int) -> None:
+    """Raise unless the numbers in a checkpoint are such as a run writes."""
+    try:
+        known = _Facts(**facts)
+    except (ValidationError, TypeError) as error:
+        what = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        said = f"{'.'.join(map(str, what['loc']))[:60]}: {what['msg']}"
+        raise ValueError(f"{path} is not a checkpoint that a run wrote ({said}); remove it") from None
+    if known.step != step:
+        raise ValueError(f"{path} is of step {known.step}, and named otherwise; remove it")
 
 
 @torch.no_grad()

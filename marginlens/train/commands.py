@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tyro.conf import OmitArgPrefixes, Positional
 
 from marginlens.data.prepare import open_data
+from marginlens.output import say as say_new
 from marginlens.paths import expanded
 from marginlens.train import embed as embedding
 from marginlens.train import pretrain as training
@@ -56,7 +56,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
         if place.resume:
             folder = expanded(place.runs) / run_name(chosen, open_data(chosen.data).fingerprint)
             if not folder.exists():
-                print(f"nothing was begun with these settings, so this is a new run: {folder}", file=sys.stderr)
+                say_new(f"nothing was begun with these settings, so this is a new run: {folder}", error=True)
         run = training.pretrain(chosen, **place.model_dump())
         return {"run": str(run.path), **run.result}
 

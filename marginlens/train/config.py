@@ -271,10 +271,12 @@ def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
 def _line(found: Any) -> str:
     if found["type"] == "value_error":
         return str(found["ctx"]["error"])
-    where = ".".join(str(part) for part in found["loc"])
+    where = ".".join(str(part) for part in found["loc"])[:80]
+    given = repr(found["input"])
+    given = given if len(given) <= 100 else f"{given[:90]}... ({len(given)} characters)"
     if found["type"] == "too_short" and not found["input"]:
         return f"{where} is empty; give at least {found['ctx']['min_length']}"
     said = (
         found["msg"].replace("Input should be", "it must be").replace("Input", "it").replace("a valid tuple", "a list")
     )
-    return f"{where} is {found['input']!r}; {said}"
+    return f"{where} is {given}; {said}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ import torch
 from safetensors.torch import save
 
 from marginlens.data.atomic import DataError, put, writing
-from marginlens.data.folder import prepare_folder
+from marginlens.data.folder import index_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
+from marginlens.output import legible
 from marginlens.paths import expanded
 from marginlens.train.accuracy import diverged
 from marginlens.train.features import features, plain_images
 from marginlens.train.feed import Feed, Files, open_feed
 from marginlens.train.model import choose_device, choose_precision, placed
-from marginlens.train.probe import LOWER
+from marginlens.train.probe import to_lower
 from marginlens.train.record import Run, open_run
 from marginlens.train.restore import fingerprint, load_backbone_of
 from marginlens.train.stop import memory
@@ -51,13 +53,13 @@ def embed(
         split = split or feed.splits[0]
         labels, size = feed.labels(split), size or run.settings.size
         precision = choose_precision(run.settings.amp if where.type == "cuda" else "off", where)
-        with memory(LOWER):
+        with memory(to_lower(where)):
             images = plain_images(feed, split, torch.arange(len(labels)), size, resize, (run.mean, run.std))
             found = features(backbone, images, precision).cpu()
         names = list(feed.index.splits[split].files) if isinstance(feed, Files) else []
         facts = {"run": run.id, "data": str(data), "split": split, "fingerprint": feed.fingerprint}
     tensors = {"features": found} | ({"labels": labels} if bool((labels >= 0).any()) else {})
-    _write(path, save(tensors, {key: str(value) for key, value in facts.items()}))
+    _write(path, reproducible(save(tensors, {key: str(value) for key, value in facts.items()})))
     written = {"out": str(path), "rows": len(found), "features": found.shape[1], **facts, "skipped": skipped}
     if names:
         beside = path.with_suffix(".files.txt")
@@ -81,26 +83,39 @@ def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
         "run": run.id,
     }
     card, text = path.with_suffix(".md"), model_card(run, path.name, facts, fingerprint(backbone))
-    _write(path, save({name: t.contiguous() for name, t in backbone.state_dict().items()}, facts))
-    _write(card, text.encode())
+    weights = {name: tensor.contiguous() for name, tensor in backbone.state_dict().items()}
+    _write(path, reproducible(save(weights, facts)))
+    _write(card, text.encode(errors="backslashreplace"))
     shown = {"encoder": settings.encoder, "stem": backbone.stem, "features": backbone.features, "run": run.id}
     return {"out": str(path), "card": str(card), **shown, "size": settings.size, "mean": run.mean, "std": run.std}
+
+
+def reproducible(content: bytes) -> bytes:
+    """Return a safetensors file with its header in one order: the library writes metadata in any."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    metadata = dict(sorted(header.pop("__metadata__", {}).items()))
+    by_place = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
+    said = json.dumps({"__metadata__": metadata, **dict(by_place)}, separators=(",", ":")).encode()
+    said += b" " * (-len(said) % 8)  # tensors begin at a multiple of 8
+    return len(said).to_bytes(8, "little") + said + content[8 + length :]
 
 
 def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str:
     """What someone who is handed the weights must know, as Markdown."""
     settings, result = run.settings, run.result
-    rows = [("method", settings.method), ("effect", f"`{settings.effect}`"), ("data", settings.data)]
+    rows = [("method", settings.method), ("effect", f"`{settings.effect}`"), ("data", _escaped(settings.data))]
     rows += [("images", f"{result['images']:,}"), ("epochs", str(settings.epochs)), ("batch", str(settings.batch))]
     rows += [("seed", str(settings.seed))]
     rows += [(key, facts[key]) for key in ("encoder", "stem", "features", "size", "mean", "std")]
     rows += [("loss, last epoch", f"{result['loss']:.4f}"), ("run", run.id), ("SHA-256 of the weights", checksum)]
     measured = [
-        f"| {found['kind']} | {found['data']} | {found['top1']:.2f} | {_how(found)} |" for found in run.evaluations
+        f"| {found['kind']} | {_escaped(found['data'])} | {found['top1']:.2f} | {_how(found)} |"
+        for found in run.evaluations
     ] or ["| nothing was measured | | | |"]
     return "\n".join(
         [
-            f"# {file}",
+            f"# {_escaped(file)}",
             "",
             f"A {settings.encoder} backbone, pre-trained without labels by marginlens.",
             "Parameters have torchvision's names; there is no `fc`.",
@@ -123,7 +138,7 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
             "from marginlens.nets import encoder, load_backbone",
             "",
             f'model = encoder("{settings.encoder}", stem="{facts["stem"]}")',
-            f'load_backbone(model, load_file("{file}"))',
+            f"load_backbone(model, load_file({file!a}))",
             "model.eval()  # or its batch norms go on learning",
             f"mean, std = torch.tensor({facts['mean']}), torch.tensor({facts['std']})",
             f"images = torch.rand(4, 3, {settings.size}, {settings.size})  # yours: RGB in [0, 1]",
@@ -138,6 +153,16 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
             "",
         ]
     )
+
+
+def _escaped(name: str) -> str:
+    """Return a name as Markdown that shows just this name: names come from folders, and may hold anything."""
+    plain = legible(name).replace("\n", "\\n").replace("\t", "\\t")
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|&~-])", r"\\\1", plain) if _MARKUP.search(plain) else plain
+
+
+_MARKUP = re.compile(r"[\\`*{}\[\]<>#!|&~]|__|^[-+]|\]\(")
+"""What Markdown may take for more than letters: a hyphen or an underscore in a word is none of it."""
 
 
 def _how(found: dict[str, Any]) -> str:
@@ -161,9 +186,8 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
             raise DataError(f"{data} is neither a folder with images nor a prepared data set (marginlens data list)")
         yield open_feed(data, where, workers), []
         return
-    with tempfile.TemporaryDirectory() as aside:
-        index, bad = prepare_folder(path, "folder", skip_bad=skip_bad, workers=max(workers, 1), root=Path(aside))
-        yield Files(index, where, workers), bad
+    index, bad = index_folder(path, "folder", skip_bad=skip_bad, workers=max(workers, 1))
+    yield Files(index, where, workers), bad
 
 
 def _free(out: str | Path, beside: str) -> Path:

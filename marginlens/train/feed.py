@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marginlens.data import pixels
 from marginlens.data.folder import FolderIndex
-from marginlens.data.prepare import open_data
+from marginlens.data.prepare import verified
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import NO_LABEL, Store
 from marginlens.data.stream import middles, stream
@@ -117,8 +117,8 @@ class Files:
 
 
 def open_feed(name: str, device: torch.device, workers: int = 2) -> Feed:
-    """The prepared data set of that name."""
-    found = open_data(name)
+    """Return the prepared data set of that name, its content verified."""
+    found = verified(name)
     return Arrays(found, device) if isinstance(found, Store) else Files(found, device, workers)
 
 

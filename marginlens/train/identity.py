@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marginlens.files import opened, reason
 from marginlens.paths import expanded
 from marginlens.train.config import Pretrain, Settings, build, takes
 
@@ -113,7 +114,7 @@ def name_of(settings: Pretrain, id_: str) -> str:
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror}); say where it is with --weights") from None
+        raise ValueError(f"cannot read {path} ({reason(error)}); say where it is with --weights") from None

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from marginlens.data.views import View, strong, weak
+from marginlens.files import opened, reason
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from marginlens.nets.resnet import ResNet, default_stem, encoder, load_backbone
 from marginlens.paths import expanded
@@ -80,11 +81,12 @@ def make_optimizer(settings: Pretrain, method: nn.Module) -> torch.optim.SGD:
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """Tensors of a safetensors file."""
     try:
+        opened(path).close()  # a pipe or a device would never end
         return load_file(path)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; give --weights a safetensors file") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file ({reason(error)})") from None
 
 
 def choose_device(name: str) -> torch.device:

@@ -15,6 +15,8 @@ import yaml
 from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
+from marginlens import output
+from marginlens.files import MIB, reason, text
 from marginlens.parameters import hint
 from marginlens.paths import expanded
 from marginlens.train.config import (
@@ -63,10 +65,13 @@ def perform(
     overrides = {name: value for name, value in given.items() if name not in COMMON}
     settings = settle(models, given.get("config", ""), overrides, recipe)
     if given.get("print_config"):
-        print(show(*settings))
+        output.say_json(show(*settings))
         return
     found = act(*settings)
-    print(json.dumps(found, indent=1, allow_nan=False) if given.get("json") else say(found))
+    if given.get("json"):
+        output.say_json(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        output.say(say(found))
 
 
 def settle(
@@ -93,23 +98,54 @@ def read_config(path: Path) -> dict[str, Any]:
     """Settings from a JSON or YAML file, or from the config.json of a run."""
     json_file = path.suffix == ".json"
     try:
-        text = expanded(path).read_text()
-        found = json.loads(text, object_pairs_hook=_once) if json_file else yaml.load(text, _Yaml)
+        said = text(expanded(path), MOST_BYTES)
+        found = json.loads(said, object_pairs_hook=_once) if json_file else yaml.load(said, _Yaml)
         if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
             found = NEUTRAL | found["settings"]  # what an older version did not know yet was neutral there
         if isinstance(found, dict):
-            return _once([(str(name).replace("-", "_"), value) for name, value in found.items()])
+            return _once([(_plain_name(name), _plain(name, value)) for name, value in found.items()])
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+        raise ValueError(f"{path} cannot be read ({reason(error)})") from None
     except _TwiceError as error:
         raise ValueError(f"{path} has {error} twice; which is meant?") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except _NestedError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply; it must hold settings by name, such as 'epochs: 20'") from None
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: {_first(error)}") from None
     raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
 
 
 class _TwiceError(ValueError):
-    """A name that comes twice."""
+    """Report a name that comes twice."""
+
+
+class _NestedError(ValueError):
+    """Report a value that is more than a list of plain ones."""
+
+
+def _plain_name(name: Any) -> str:
+    """Return the name of a setting."""
+    if not isinstance(name, str | int | float | None) or len(str(name)) > LONGEST_NAME:
+        raise _NestedError(f"{str(name)[:20]!r}... is not the name of a setting")
+    return str(name).replace("-", "_")
+
+
+def _plain(name: Any, value: Any) -> Any:
+    """Return a setting's value if it is a plain one or a list of such: what is nested may print without an end."""
+    several = value if isinstance(value, list) else [value]
+    if len(several) > MOST_VALUES or any(isinstance(x, list | dict | set | tuple) for x in several):
+        raise _NestedError(f"{name} must be one value, or a list of at most {MOST_VALUES}")
+    return value
+
+
+MOST_BYTES = MIB
+"""Of a file of settings."""
+MOST_VALUES = 1000
+LONGEST_NAME = 100
+_MOST_NAMES = 10_000
+"""Of one mapping, with all that is merged into it."""
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -124,6 +160,11 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 class _Yaml(yaml.SafeLoader):
     """YAML whose names differ, but for those that are merged (<<) and said again."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_NAMES:
+            raise _NestedError(f"merging (<<) gives more than {_MOST_NAMES:,} names")
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)

@@ -87,12 +87,13 @@ def pretrain(
     if _done(run, resume, quiet):
         return run
     trainer: Trainer | None = None
-    with record.locked(run), record.failures(run, lambda: trainer.step if trainer else 0):
+    with record.locked(run) as hold, record.failures(run, lambda: trainer.step if trainer else 0, hold):
         if _done(run, resume, quiet):  # by whoever held it until now
             return run
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
         with memory(lower):
             trainer = start(run, feed, samples)
+            trainer.hold = hold
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
                 chosen = go_on(trainer, display, resume, engine)
                 with kept_workers(), Curves(run.path / "tensorboard", trainer.step) as curves:
@@ -105,9 +106,10 @@ def pretrain(
 
 
 def _done(run: Run, resume: bool, quiet: bool) -> bool:
-    """Whether there is nothing to do, which is said."""
+    """Return True, and log it, if the run is complete; raise if its records are not those of a complete one."""
     done = run.complete and not (resume and damaged_end(run))
     if done:
+        record.check_records(run)
         Display("", quiet=quiet).say(f"{run.path} is complete already")
     return done
 
@@ -138,7 +140,8 @@ def stale(trainer: Trainer) -> list[Path]:
     found = []
     for path in kept:
         with suppress(ValueError):  # what cannot be read is not for training to judge
-            if files.read_json(path).get("backbone_sha256", own) != own:
+            known = files.read_json(path)
+            if known.get("run") == trainer.run.id and known.get("backbone_sha256", own) != own:
                 found.append(path)
     return found
 
@@ -177,6 +180,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
     with disk(run.path, "nothing was lost"):
         for name in ("failure.json", "result.json"):  # how it ended before is past
             (run.path / name).unlink(missing_ok=True)
+        trainer.written = {name: files.length(run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
         files.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
     return chosen
@@ -264,12 +268,19 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
             f"collapse, unless this is the very beginning; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
+    check_hold(trainer)
     with disk(run.path, trainer.kept):
-        files.append(run.path / "metrics.jsonl", metrics)
-        files.append(run.path / "speed.jsonl", speed)
+        for name, line in (("metrics", metrics), ("speed", speed)):
+            trainer.written[name] = files.append(run.path / f"{name}.jsonl", line, trainer.written.get(name))
         curves.add(metrics | {"images_per_second": trainer.rate})
     display.epoch(trainer.step, epoch, metrics, trainer.rate)
     trainer.seconds, trainer.counted = 0.0, 0
+
+
+def check_hold(trainer: Trainer) -> None:
+    """Raise if the run's folder is no longer where it was: asked before anything is written to it."""
+    if trainer.hold is not None:
+        trainer.hold.check()
 
 
 def save(trainer: Trainer) -> None:
@@ -280,9 +291,9 @@ def save(trainer: Trainer) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Stopped(f"{name} is no longer finite at step {trainer.step}; {causes(trainer)}")
+    check_hold(trainer)
     with disk(run.path / "checkpoints", trainer.kept):
-        lengths = {name: (run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
-        facts: dict[str, Any] = {n: path.stat().st_size if path.exists() else 0 for n, path in lengths.items()}
+        facts: dict[str, Any] = {name: trainer.written.get(name, 0) for name in ("metrics", "speed")}
         facts |= {"run": run.id, "seconds": trainer.seconds, "counted": trainer.counted}
         scale = {"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {}
         path = checkpoint.write(run.path / "checkpoints", trainer.step, tensors, facts | scale)
@@ -290,8 +301,10 @@ def save(trainer: Trainer) -> None:
 
 
 def finish(trainer: Trainer) -> None:
-    """Writes the result, which makes the run complete."""
+    """Write the result, which makes the run complete."""
     run = trainer.run
+    check_hold(trainer)
+    record.check_records(run)
     last, speed = run.metrics[-1], files.lines(run.path / "speed.jsonl")
     seconds = sum(line["seconds"] for line in speed)
     result = {key: last[key] for key in ("loss", "knn", "spread", "embedding_spread") if key in last}

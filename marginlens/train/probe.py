@@ -35,7 +35,6 @@ from marginlens.train.schedule import learning_rate
 from marginlens.train.stop import Stopped, disk, memory
 
 S = TypeVar("S", bound=Settings)
-LOWER = "--size, or take --device cpu"
 _VIEW = 2
 """The number of a probe's view: pre-training has views 0 and 1."""
 
@@ -202,10 +201,11 @@ def _evaluate(
 
     if missing():
         # nobody removes the weights meanwhile, nor measures the same
-        with record.locked(run):
+        with record.locked(run) as hold:
             wanted = missing()  # without what was measured by whoever held it until now
             facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
             for path, found in _measured(run, feed, wanted, display).items():
+                hold.check()
                 with disk(path, f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
                     files.save_json(path, facts | found)
     else:
@@ -220,6 +220,11 @@ def _evaluate(
     if bad := [rate for rate, one in others.items() if diverged(one)]:
         found["beside_diverged"] = bad
     return found
+
+
+def to_lower(device: torch.device) -> str:
+    """Return what to change where memory runs out."""
+    return "--size, or take --device cpu" if device.type != "cpu" else "--size, or close other programs"
 
 
 def at_rates(settings: S, beside: Sequence[float]) -> list[S]:
@@ -241,7 +246,7 @@ def _measured(run: Run, feed: Feed, wanted: Mapping[Path, Settings], display: Di
     with disk(folder, "nothing was measured yet", then="measure again"):
         folder.mkdir(exist_ok=True)
     before, begin = fingerprint(backbone), time.monotonic()
-    with memory(LOWER), display, kept_workers():
+    with memory(to_lower(feed.device)), display, kept_workers():
         found = _measure(backbone, feed, run.settings, list(wanted.values()), display)
     if fingerprint(backbone) != before:
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")

@@ -13,6 +13,8 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from marginlens.output import legible
+
 EVERY = 10.0
 """Seconds between plain lines, and at least one for each tenth of the run."""
 _REFRESH = 0.25
@@ -87,7 +89,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """A line of its own."""
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(legible(line), markup=False, soft_wrap=True)
 
     def step(self, done: int, loss: Callable[[], float], rate: Callable[[], float]) -> None:
         """One step more; loss and rate are only asked for when they are shown."""

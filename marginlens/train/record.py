@@ -13,11 +13,13 @@ tensorboard/        the same curves, when tensorboard is installed
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -45,8 +47,10 @@ from marginlens.train.stop import Stopped, disk
 FORMAT = 1
 EVALUATION_FILES = "[!.]*.json"
 """Of evaluations/; a hidden one is another program's, or was never finished."""
-_KEPT: ContextVar[dict[Path, int] | None] = ContextVar("kept", default=None)
-"""Locks that are held until the end of `keeping`, by the run's folder."""
+_KEPT: ContextVar[dict[Path, Hold] | None] = ContextVar("kept", default=None)
+"""Folders that are held until the end of `keeping`."""
+_HOLDER = b"process "
+"""How a lock file begins, in which its holder is named."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,16 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
     return open_run(path)
 
 
+def check_records(run: Run) -> None:
+    """Raise if the metrics are not those of a complete run: a line for each epoch."""
+    epochs = [line.get("epoch") for line in run.metrics]
+    if epochs != list(range(1, run.settings.epochs + 1)):
+        raise ValueError(
+            f"{run.path / 'metrics.jsonl'} has {len(epochs)} of {run.settings.epochs} epochs: its lines were lost or "
+            f"changed, and cannot be made again; move {run.path} away, and start over"
+        )
+
+
 def open_run(path: Run | str | os.PathLike[str]) -> Run:
     """A run by its folder; one that is open already is returned as it is."""
     if isinstance(path, Run):
@@ -180,40 +194,80 @@ class InUse(ValueError):  # noqa: N818  it is a state, not always an error
     """What a worker ends with that finds its run so: it is no failure, and may be tried again."""
 
 
+@dataclass(frozen=True)
+class Hold:
+    """A run's folder, held by this process: the folder itself is locked, and a file in it.
+
+    The file's lock alone would not do: it can be removed, and another one be locked. The folder's alone would not
+    either: not every file system can lock folders.
+    """
+
+    path: Path
+    folder: int
+    """The folder, open."""
+    file: int
+    """Its file `lock`, open."""
+    guarded: bool
+    """True if the folder is locked, and not only its file."""
+
+    def check(self) -> None:
+        """Raise if what is at the folder's name now is not what this process holds: nothing more may be written."""
+        if not self._same(self.path, self.folder):
+            raise Stopped(f"{self.path} was moved, removed or replaced meanwhile; nothing was written to it since")
+        if not self.guarded and not self._same(self.path / "lock", self.file):
+            raise Stopped(
+                f"{self.path / 'lock'} was removed meanwhile, and another process may work there; nothing was "
+                f"written since. Go on with --resume"
+            )
+
+    @staticmethod
+    def _same(path: Path, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(handle))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self.file)
+        os.close(self.folder)
+
+
 @contextmanager
-def locked(run: Run) -> Iterator[None]:
-    """Holds the run's folder for this process; the system lets go of it however the process ends."""
+def locked(run: Run) -> Iterator[Hold]:
+    """Hold the run's folder for this process; the system lets go of it however the process ends."""
     kept = _KEPT.get()
     if kept is not None:
         if run.path not in kept:
             kept[run.path] = _take(run)
-        yield
+        yield kept[run.path]
         return
-    file = _take(run)
+    hold = _take(run)
     try:
-        yield
+        yield hold
     finally:
-        os.close(file)
+        hold.close()
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """A run that is locked inside of this stays so until its end, and can be locked inside again."""
-    kept: dict[Path, int] = {}
+    """Keep a run that is locked inside of this so until its end; it can be locked inside again."""
+    kept: dict[Path, Hold] = {}
     before = _KEPT.set(kept)
     try:
         yield
     finally:
         _KEPT.reset(before)
-        for file in kept.values():
-            os.close(file)
+        for hold in kept.values():
+            hold.close()
 
 
 @contextmanager
-def failures(run: Run, step: Callable[[], int]) -> Iterator[None]:
-    """Notes in failure.json that the run failed, and at which step.
+def failures(run: Run, step: Callable[[], int], hold: Hold | None = None) -> Iterator[None]:
+    """Note in failure.json that the run failed, and at which step.
 
-    A signal that asked it to end is no failure, nor is a start that was refused at the door.
+    A signal that asked it to end is no failure, nor is a start that was refused at the door. A folder that is no
+    longer the run's gets no note.
     """
     try:
         yield
@@ -222,7 +276,10 @@ def failures(run: Run, step: Callable[[], int]) -> Iterator[None]:
         crashed = not isinstance(error, Stopped | ValueError)
         if crashed or isinstance(error, DataError) or (isinstance(error, Stopped) and code < 128):
             said = f"{type(error).__name__}: {error}" if crashed else str(error)
-            note_failure(run, said, code, step())
+            with suppress(Stopped):
+                if hold is not None:
+                    hold.check()
+                note_failure(run, said, code, step())
         raise
 
 
@@ -255,33 +312,60 @@ def cpu_name(threads: int | str) -> str:
     return f"CPU, {threads} threads"
 
 
-def _take(run: Run) -> int:
-    """The run's lock, as a file that holds it while it is open."""
+def _take(run: Run) -> Hold:
+    """Lock the run's folder and its lock file, which stay locked while they are open."""
     path = run.path / "lock"
-    with disk(path, "nothing was lost", then="give the command again"):
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
+    again = {"kept": "nothing was lost", "then": "give the command again"}
+    with disk(run.path, **again):
+        folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _lock(file):
-            holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
-            raise InUse(f"{run.path} is in use by {holder}; wait for it, or stop it first")
-        with disk(path, "nothing was lost", then="give the command again"):
-            os.truncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        with disk(path, **again):
+            # a link would let us write into what it leads to, and a pipe would wait
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(path, flags, 0o666)
+        try:
+            _check_lock_file(path, file)
+            guarded = _lock(folder)
+            if guarded is False or not _lock(file):
+                holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
+                raise InUse(f"{run.path} is in use by {holder}; wait for it, or stop it first")
+            with disk(path, **again):
+                os.truncate(file, 0)
+                os.pwrite(file, _HOLDER + f"{os.getpid()} on {platform.node()}".encode(), 0)
+        except BaseException:
+            os.close(file)
+            raise
     except BaseException:
-        os.close(file)
+        os.close(folder)
         raise
-    return file
+    return Hold(run.path, folder, file, bool(guarded))
 
 
-def _lock(file: int) -> bool:
-    """Takes a lock that no other process holds for longer than a look at it takes."""
+def _check_lock_file(path: Path, file: int) -> None:
+    """Raise unless a lock file is one: it is written to."""
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise ValueError(f"{path} is not a regular file; remove it")
+    if os.pread(file, len(_HOLDER), 0) not in (b"", _HOLDER):
+        raise ValueError(f"{path} was not written by marginlens; move it away")
+
+
+def _lock(file: int) -> bool | None:
+    """Lock what no other process holds for longer than a look at it takes; None if this cannot be locked at all."""
     for pause in (0.01, 0.1, 0.0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(pause)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
     return False
+
+
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""What file systems say that cannot lock a folder, as NFS cannot."""
 
 
 def _triple(values: Any) -> Triple:

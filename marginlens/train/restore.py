@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import hashlib
 
-from torch import Tensor, nn
+from torch import nn
 
 from marginlens.methods import BYOL, MoCoV3, SimCLR
 from marginlens.nets.resnet import ResNet
+from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain
 from marginlens.train.model import make_encoder, make_method
 from marginlens.train.record import Run
 
 
 def load_backbone_of(run: Run) -> ResNet:
-    """The trained backbone, in eval mode."""
+    """Return the trained backbone, in eval mode."""
     backbone = make_encoder(_from_scratch(run))
-    backbone.load_state_dict(_part(run, "method.student.backbone."))
+    _load(backbone, run, "method.student.backbone.")
     backbone.eval()
     return backbone
 
 
 def load_method_of(run: Run) -> MoCoV3 | SimCLR | BYOL:
-    """The trained method, heads and teacher included, in eval mode."""
+    """Return the trained method, heads and teacher included, in eval mode."""
     method = make_method(_from_scratch(run))
-    method.load_state_dict(_part(run, "method."))
+    _load(method, run, "method.")
     method.eval()
     return method
 
@@ -43,6 +44,9 @@ def _from_scratch(run: Run) -> Pretrain:
     return run.settings.model_copy(update={"weights": ""})
 
 
-def _part(run: Run, prefix: str) -> dict[str, Tensor]:
-    tensors = run.checkpoint().tensors
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _load(module: nn.Module, run: Run, prefix: str) -> None:
+    """Copy the part of a run's last checkpoint whose names begin with `prefix` into a module."""
+    found = run.checkpoint()
+    part = {name: tensor for name, tensor in found.tensors.items() if name.startswith(prefix)}
+    own = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
+    checkpoint.fill(own, found._replace(tensors=part))

@@ -60,7 +60,7 @@ def disk(path: Path, kept: str, then: str = "go on with --resume") -> Iterator[N
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"no space left to write {path}" if full else f"cannot write {path} ({error.strerror or error})"
-        do = "free some space" if full else "mend that"
+        do = "free some space" if full else "repair that"
         raise Stopped(f"{what}; {kept}. {do}, then {then}") from None
 
 

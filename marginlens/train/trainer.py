@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from marginlens.train import checkpoint
 from marginlens.train.config import Pretrain
 from marginlens.train.feed import Feed
 from marginlens.train.model import autocast
-from marginlens.train.record import Run
+from marginlens.train.record import Hold, Run
 from marginlens.train.schedule import learning_rate
 from marginlens.train.stop import Stopped
 
@@ -47,7 +47,11 @@ class Trainer:
     counted: int = 0
     """Images trained on in those seconds."""
     warned: bool = False
-    """Whether a collapse has been said."""
+    """True if a collapse has been reported."""
+    hold: Hold | None = None
+    """This process's hold of the run's folder; None where nothing is written."""
+    written: dict[str, int] = field(default_factory=dict)
+    """Length of each file of lines when this process last wrote to it."""
 
     @property
     def settings(self) -> Pretrain:
@@ -161,11 +165,17 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
-    """Puts a checkpoint's state in place."""
+    """Put a checkpoint's state in place."""
+    facts = {"seconds": 0.0, "counted": 0} | found.facts
+    if facts["step"] > trainer.total:
+        raise ValueError(f"{found.path} is of step {facts['step']}, and the run has {trainer.total}; remove it")
     checkpoint.fill(state(trainer), found)
-    if trainer.scaler.is_enabled() and "scaler" in found.facts:
-        trainer.scaler.load_state_dict(found.facts["scaler"])
-    trainer.step, trainer.seconds, trainer.counted = (found.facts[name] for name in ("step", "seconds", "counted"))
+    if trainer.scaler.is_enabled() and "scaler" in facts:
+        try:
+            trainer.scaler.load_state_dict(facts["scaler"])
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{found.path} has no whole state of its scaler ({error}); remove it") from None
+    trainer.step, trainer.seconds, trainer.counted = (facts[name] for name in ("step", "seconds", "counted"))
     trainer.saved = found.path
 
 

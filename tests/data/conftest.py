@@ -12,10 +12,11 @@ from marginlens.data import sources
 
 
 @pytest.fixture(autouse=True)
-def data_root(tmp_path, monkeypatch):
-    """Every test has a cache folder of its own."""
-    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def data_root(tmp_path_factory, monkeypatch):
+    """Give every test a cache folder of its own, which does not overlap with its sources."""
+    folder = tmp_path_factory.mktemp("stores") / "cache"
+    monkeypatch.setenv("MARGINLENS_DATA", str(folder))
+    return folder
 
 
 @pytest.fixture

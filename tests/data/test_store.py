@@ -68,22 +68,22 @@ def test_a_second_writing_replaces_the_first(data_root):
 @pytest.mark.parametrize("at", range(1, 5))
 def test_what_is_read_while_another_is_written_is_of_one_writing(monkeypatch, at, gone):
     """Whichever of its files is opened when it is replaced, and though one is gone for a moment."""
-    kept, opened, array = write(seed=0).fingerprint, [], store._array
+    kept, opened, array = write(seed=0).fingerprint, [], store.array
 
-    def replaced(path, shape):
+    def replaced(path, shape, kind, **more):
         opened.append(path)
         if len(opened) == at:
             write(seed=0)
         if len(opened) == at + 1 and gone:
             path.unlink()
             try:
-                return array(path, shape)
+                return array(path, shape, kind, **more)
             finally:
                 write(seed=0)
-        return array(path, shape)
+        return array(path, shape, kind, **more)
 
     write(seed=1)
-    monkeypatch.setattr(store, "_array", replaced)
+    monkeypatch.setattr(store, "array", replaced)
     found = store.read("x")
     assert found.fingerprint == kept
     for split, count, seed in (("train", 10, 0), ("test", 4, 1)):
@@ -136,7 +136,8 @@ def test_damaged_stores_are_refused_by_name(data_root):
         ("{", "store.json is damaged"),
         ("[]", "of another version"),
         (json.dumps(json.loads(good) | {"format": 99}), "of another version"),
-        (good.replace("[\n    10,", "[\n    11,"), "its record says"),
+        (good.replace("[\n    10,", "[\n    11,"), "it was changed after it was written"),
+        (older(good.replace("[\n    10,", "[\n    11,").replace("[\n    10\n", "[\n    11\n")), "its record says"),
     ):
         record.write_text(content)
         with pytest.raises(DataError, match=line):
@@ -160,6 +161,11 @@ def test_damaged_stores_are_refused_by_name(data_root):
     images.unlink()
     with pytest.raises(DataError, match=r"train-images.npy cannot be read"):
         store.read("x")
+
+
+def older(record):
+    """The record as an older version wrote it, which had no checksum."""
+    return json.dumps({name: value for name, value in json.loads(record).items() if name != "checksum"})
 
 
 def test_folders_that_cannot_be_written(tmp_path, monkeypatch):

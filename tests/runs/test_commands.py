@@ -206,7 +206,7 @@ def test_bad_folders_are_said_and_the_good_listed(ask, store, several, spoilt):
     assert len(lines) == 3
     assert all(line.startswith(f"marginlens: {store}") for line in lines)
     assert {str(path) in err for path in spoilt} == {True}
-    ways = ("; mend it, or move its folder out of the store", "; remove it if nothing is writing it")
+    ways = ("; repair it, or move its folder out of the store", "; remove it if nothing is writing it")
     assert all(line.endswith((*ways, "; move it out of the store")) for line in lines)
     code, out, _ = ask("runs", "--runs", store, "--json")
     assert (code, len(json.loads(out)["runs"])) == (2, 4)

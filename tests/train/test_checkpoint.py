@@ -239,12 +239,13 @@ def test_what_fits_is_filled_in_place(tmp_path):
 
 def test_leftovers_are_swept(tmp_path):
     path = write(tmp_path, 1)
-    left = path.with_name("step-00000002-0123.partial")
+    left, strange = path.with_name(f"step-00000002-{'01' * 16}.partial"), path.with_name("mine.partial")
     left.write_bytes(b"half")
+    strange.write_bytes(b"not ours")
     found, damaged = checkpoint.newest(tmp_path, "me")
     assert found.path == path
     assert damaged == []
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [strange, path]
 
 
 @pytest.mark.parametrize("where", ["flush", "rename"])

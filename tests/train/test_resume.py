@@ -141,12 +141,12 @@ def after(owner, name, wanted):
 def half_a_line():
     """Dies with half of the first epoch's metrics on the disk."""
 
-    def append(path, line):
+    def append(path, line, *more):
         if line.get("epoch") == 1:
             with path.open("ab") as file:
                 file.write(json.dumps(line).encode()[:40])
             die()
-        honest(path, line)
+        return honest(path, line, *more)
 
     honest, files.append = files.append, append
 
@@ -156,7 +156,7 @@ def file_of(step, suffix):
 
 
 def metrics_of(epoch):
-    return lambda path, line: path.name == "metrics.jsonl" and line["epoch"] == epoch
+    return lambda path, line, *_: path.name == "metrics.jsonl" and line["epoch"] == epoch
 
 
 def is_named(name):
