@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,13 @@ def decode(file: Path | bytes, name: str) -> Images:
 def open_image(content: bytes) -> Image.Image:
     """Open an image without decoding it, if it is of a known format and not too large."""
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own bound is lower
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is not a JPEG, PNG or WebP image") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"it has more than {MOST_PIXELS:,} pixels, which is all that is read") from None
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS:,} are read")
     return image

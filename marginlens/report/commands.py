@@ -11,7 +11,7 @@ from typing import Any
 from marginlens.data.atomic import check_replaceable, deliver, is_stream, writing
 from marginlens.files import reason
 from marginlens.files import text as text_of
-from marginlens.output import say, say_json
+from marginlens.output import legible, say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
 from marginlens.paths import expanded
@@ -157,4 +157,4 @@ def _tables(patterns: Sequence[str]) -> list[str]:
 def _put(path: Path, text: str, option: str, mark: str) -> None:
     """Write a file aside and rename it; `option` is what named its place, `mark` tells a file of ours."""
     with writing(path, option):
-        deliver(path, text.encode(errors="backslashreplace"), mark)
+        deliver(path, legible(text).encode(), mark)

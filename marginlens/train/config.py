@@ -264,7 +264,7 @@ def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
 def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
     """Checks a name, and suggests one."""
     if name not in table:
-        raise ValueError(f"there is no {kind} {name!r}; {hint(name, table)}")
+        raise ValueError(f"there is no {kind} {name[:80]!r}; {hint(name[:80], table)}")
     return name
 
 

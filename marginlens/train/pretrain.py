@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -268,17 +268,30 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
             f"collapse, unless this is the very beginning; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
-    check_hold(trainer)
-    with disk(run.path, trainer.kept):
-        for name, line in (("metrics", metrics), ("speed", speed)):
-            trainer.written[name] = files.append(run.path / f"{name}.jsonl", line, trainer.written.get(name))
+    for name, line in (("metrics", metrics), ("speed", speed)):
+        with writing(trainer, f"{name}.jsonl") as path:
+            trainer.written[name] = files.append(path, line, trainer.written.get(name))
+    with writing(trainer, "tensorboard"):
         curves.add(metrics | {"images_per_second": trainer.rate})
     display.epoch(trainer.step, epoch, metrics, trainer.rate)
     trainer.seconds, trainer.counted = 0.0, 0
 
 
+@contextmanager
+def writing(trainer: Trainer, name: str) -> Iterator[Path]:
+    """Write a file of the run, which must be where it was: a folder that is gone is not made again."""
+    path = trainer.run.path / name
+    check_hold(trainer)
+    try:
+        with disk(path, trainer.kept):
+            yield path
+    except Stopped:
+        check_hold(trainer)  # the folder went while we wrote: that is what must be reported
+        raise
+
+
 def check_hold(trainer: Trainer) -> None:
-    """Raise if the run's folder is no longer where it was: asked before anything is written to it."""
+    """Raise if the run's folder is no longer where it was."""
     if trainer.hold is not None:
         trainer.hold.check()
 
@@ -291,12 +304,11 @@ def save(trainer: Trainer) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Stopped(f"{name} is no longer finite at step {trainer.step}; {causes(trainer)}")
-    check_hold(trainer)
-    with disk(run.path / "checkpoints", trainer.kept):
+    with writing(trainer, "checkpoints") as folder:
         facts: dict[str, Any] = {name: trainer.written.get(name, 0) for name in ("metrics", "speed")}
         facts |= {"run": run.id, "seconds": trainer.seconds, "counted": trainer.counted}
         scale = {"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {}
-        path = checkpoint.write(run.path / "checkpoints", trainer.step, tensors, facts | scale)
+        path = checkpoint.write(folder, trainer.step, tensors, facts | scale)
     trainer.saved = path
 
 
@@ -312,8 +324,8 @@ def finish(trainer: Trainer) -> None:
     images = sum(line["seconds"] * line["images_per_second"] for line in speed)
     time_taken = {"seconds": seconds, "images_per_second": images / seconds}
     assert trainer.saved is not None
-    with disk(run.path / "result.json", trainer.kept):
-        files.save_json(run.path / "result.json", facts | result | time_taken | {"checkpoint": trainer.saved.name})
+    with writing(trainer, "result.json") as path:
+        files.save_json(path, facts | result | time_taken | {"checkpoint": trainer.saved.name})
 
 
 def _last_loss(trainer: Trainer) -> Tensor:
