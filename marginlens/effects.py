@@ -19,10 +19,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from marginlens.parameters import Number, as_float, check_choice, check_number, cos, like, log, shortest, sin
+from marginlens.parameters import (
+    CURVES,
+    SCALES,
+    SHIFTS,
+    Number,
+    as_float,
+    check_choice,
+    check_number,
+    cos,
+    like,
+    log,
+    readable,
+    shortest,
+    sin,
+    span,
+)
 
 Scope = Literal["positive", "row"]
 Kind = Literal["I", "II"]
+ANGLES, SHARES = (0.0, math.pi), (0.0, 1.0)
+_ANGLES, _SHARES, _SCALES, _SHIFTS = "in [0, pi]", "in [0, 1]", span(SCALES), span(SHIFTS)
+_CURVES = f"above 0, {span(CURVES)}, or inf: no curvature"
+"""Allowed values, as errors name them."""
 
 
 class Row(NamedTuple):
@@ -124,9 +143,10 @@ class Composes:
         shown = []
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            value = value if isinstance(value, str) else as_float(value)
-            if field.default is MISSING or value != field.default:
-                shown.append(f"{field.name}={value if isinstance(value, str) else shortest(value)}")
+            text = value if isinstance(value, str) else shortest(value)
+            now = text if isinstance(value, str) or text == "?" else as_float(value)
+            if field.default is MISSING or now != field.default:
+                shown.append(f"{field.name}={text}")
         name = type(self).__name__.lower()
         return f"{name}({', '.join(shown)})" if shown else name
 
@@ -157,8 +177,8 @@ class Plain(Composes):
 class Margin(Composes):
     """Eq. 5: generalized InfoNCE with an angular margin m1 and a subtractive margin m2 on the positive.
 
-    Where theta + m1 > pi the positive is repelled: the paper has no fallback for it, and neither has this.
-    `marginlens.rows(...).f` is negative there.
+    m1 is in [0, pi], m2 from -1e6 to 1e6. Where theta + m1 > pi the positive is repelled: the paper has no fallback
+    for it, and neither has this. `marginlens.rows(...).f` is negative there.
     """
 
     m1: Number = 0.0
@@ -167,8 +187,8 @@ class Margin(Composes):
     moves_logit = True
 
     def __post_init__(self) -> None:
-        check_number(self, "m1", 0.0, math.pi, "in [0, pi]", learns=True)
-        check_number(self, "m2", -math.inf, math.inf, "finite", finite=True, learns=True)
+        check_number(self, "m1", ANGLES, _ANGLES, learns=True)
+        check_number(self, "m2", SHIFTS, _SHIFTS, learns=True)
 
     @property
     def needs_negatives(self) -> str:
@@ -183,7 +203,10 @@ class Margin(Composes):
 
 @dataclass(frozen=True)
 class Emphasis(Composes):
-    """Eqs. 8, 9, 11, Alg. 3: the positive's gradient times s * gamma(theta / pi, c)."""
+    """Eqs. 8, 9, 11, Alg. 3: the positive's gradient times s * gamma(theta / pi, c).
+
+    s is from 0 to 1e6; so is the product of all s in a composition. c is from 1e-9 to 1e9, or infinity: no curvature.
+    """
 
     s: Number = 1.0
     c: Number = math.inf
@@ -191,8 +214,8 @@ class Emphasis(Composes):
     needs_negatives = ""
 
     def __post_init__(self) -> None:
-        check_number(self, "s", 0.0, math.inf, "finite and at least 0", finite=True)
-        check_number(self, "c", 0.0, math.inf, "above 0 (infinity: no curvature)", open_low=True)
+        check_number(self, "s", SCALES, _SCALES)
+        check_number(self, "c", CURVES, _CURVES, endless=True)
 
     @property
     def angular(self) -> bool:
@@ -213,7 +236,7 @@ class Ratio(Composes):
     """Sec. 5.4, Alg. 4: gradients times the ratio of Lemma 4.2 for an angular margin m1.
 
     The pseudo-code scales the positive's gradient (`scope="positive"`); the text and Theorem 4.1 scale the whole
-    row's (`scope="row"`). Which one the paper's tables used is not known.
+    row's (`scope="row"`). Which one the paper's tables used is not known. m1 is in [0, pi].
     """
 
     m1: Number
@@ -223,7 +246,7 @@ class Ratio(Composes):
     needs_negatives = "m1"
 
     def __post_init__(self) -> None:
-        check_number(self, "m1", 0.0, math.pi, "in [0, pi]")
+        check_number(self, "m1", ANGLES, _ANGLES)
         check_choice(self, "scope", get_args(Scope))
 
     def logit(self, row: Row) -> Tensor:
@@ -238,7 +261,8 @@ class Ratio(Composes):
 class Attenuation(Composes):
     """Eq. 12, Algs. 5, 6: gradients times 1 / (1 - alpha * q), q the positive's probability without margins.
 
-    Type I scales the whole row's gradient, type II the positive's. At alpha = 1 and beta < 1 the weight is unbounded.
+    alpha is in [0, 1]. Type I scales the whole row's gradient, type II the positive's. At alpha = 1 and beta < 1 the
+    weight is unbounded.
     """
 
     alpha: Number
@@ -248,7 +272,7 @@ class Attenuation(Composes):
     needs_negatives = "alpha"
 
     def __post_init__(self) -> None:
-        check_number(self, "alpha", 0.0, 1.0, "in [0, 1]")
+        check_number(self, "alpha", SHARES, _SHARES)
         check_choice(self, "kind", get_args(Kind))
 
     def logit(self, row: Row) -> Tensor:
@@ -275,6 +299,12 @@ class Product(Composes):
                 f"{' * '.join(map(str, movers))}: both move the positive's logit, and a row has one; "
                 f"write one margin(m1=..., m2=...) that says what you want"
             )
+        together = 1.0
+        for factor in self.factors:
+            if isinstance(factor, Emphasis) and (not isinstance(factor.s, Tensor) or readable(factor.s)):
+                together = together * as_float(factor.s)
+        if together > SCALES[1]:
+            raise ValueError(f"{self}: its s multiply to {together:g}; their product must be at most {SCALES[1]:g}")
 
     @property
     def angular(self) -> bool:

@@ -13,7 +13,7 @@ from marginlens.autodiff import full_precision
 from marginlens.checks import EffectLike
 from marginlens.effects import Effect, Row
 from marginlens.kernels import choose, neg_lse, units
-from marginlens.parameters import Number
+from marginlens.parameters import TAUS, Number
 
 NO_SINE = torch.tensor(torch.nan)
 """Stands in for sines that nobody asked for: on the CPU, so that no device has to fill it."""
@@ -40,9 +40,9 @@ def settings(
     check: bool,
     every_row_fact: bool = False,
 ) -> Settings:
-    """Checks the arguments that all layouts share."""
-    checks.options(reduction, impl)
-    effect, beta = checks.as_effect(effect), checks.share(beta)
+    """Return the arguments that all layouts share, plain numbers as floats; raise for one that cannot be used."""
+    checks.options(reduction, impl, check)
+    tau, effect, beta = checks.temperature(tau, check), checks.as_effect(effect), checks.share(beta)
     sines = every_row_fact or effect.angular
     negatives = every_row_fact or beta > 0.0 or bool(effect.needs_negatives)
     return Settings(tau, beta, effect, impl, check, sines, negatives)
@@ -52,8 +52,7 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
     """Rows of q against rows of k and of the queue; without `in_batch`, k holds positives alone."""
     checks.switch("in_batch", in_batch)
     dtype = checks.embeddings(ask.check, q=q, k=k, queue=queue)
-    checks.temperature(ask.tau, ask.check, q)
-    checks.parameters(ask.effect, q, ask.check)
+    checks.parameters(ask.tau, ask.effect, q, ask.check)
     checks.positives(positives, q, k, ask.check)
     others = len(k) - 1 if in_batch else 0
     spare = 0 if queue is None else len(queue)
@@ -85,8 +84,7 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
 def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
     """All 2n embeddings against each other, themselves left out; the rows of z1 first."""
     dtype = checks.embeddings(ask.check, z1=z1, z2=z2)
-    checks.temperature(ask.tau, ask.check, z1)
-    checks.parameters(ask.effect, z1, ask.check)
+    checks.parameters(ask.tau, ask.effect, z1, ask.check)
     checks.same_shape(z1=z1, z2=z2)
     n = len(z1)
     checks.negatives(n - 1, ask.beta, ask.effect, "nt_xent needs two samples or more")
@@ -108,8 +106,7 @@ def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
 def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
     """Positives alone."""
     dtype = checks.embeddings(ask.check, p=p, z=z)
-    checks.temperature(ask.tau, ask.check, p)
-    checks.parameters(ask.effect, p, ask.check)
+    checks.parameters(ask.tau, ask.effect, p, ask.check)
     checks.same_shape(p=p, z=z)
     checks.negatives(0, ask.beta, ask.effect, "positive_only has none by definition")
     with full_precision(p):
@@ -162,5 +159,6 @@ def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) ->
 def _scale(tau: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(tau, Tensor):
         tau = tau.reshape(()).to(device=like.device, dtype=dtype)
-        return 1.0 / tau.where(tau > 0.0, torch.nan)  # one that learned too fast must not train on unseen, inverted
+        least = 0.99 * TAUS[0]  # because rounding to 16 bits may move the smallest one down
+        return 1.0 / tau.where(tau >= least, torch.nan)  # one that learned too fast must not train on unseen, inverted
     return torch.full((), 1.0 / tau, dtype=dtype, device=like.device)

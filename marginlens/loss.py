@@ -50,13 +50,14 @@ def info_nce(
 
     q (n, d) and k (m, d) need not be normalised. The positive of row i is row i of k, or row `positives[i]`; all
     other rows of k (unless `in_batch=False`), and all of `queue` (r, d), are its negatives. Gradients flow to whatever
-    requires them: detach what should not learn. `tau` may be a tensor that learns. Half-precision inputs are computed
-    in float32, and the value is float32.
+    requires them: detach what should not learn. `tau`, from 1e-6 to 1e6, may be a tensor that learns. `beta` is in
+    [0, 1]. Half-precision inputs are computed in float32, and the value is float32.
 
     `impl` names a kernel: "auto" takes Triton's on a GPU. There, products of half-precision inputs
     are in bf16, and those of float32 inputs follow `torch.set_float32_matmul_precision`; sums are in float32.
 
-    `check=True` also looks for NaN, infinity and indices out of range where looking costs a device synchronisation.
+    `check=True` also looks for NaN, infinity, rows too short for a finite gradient (below 1e-31 in float32), and
+    numbers and indices out of range, where looking costs a device synchronisation.
     """
     ask = settings(tau, beta, effect, reduction, impl, check)
     return _reduce(_value(moco(q, k, positives, queue, in_batch, ask), ask), reduction)
@@ -76,7 +77,8 @@ def nt_xent(
     """Eqs. 1, 3, 5 among 2n embeddings (SimCLR's layout).
 
     z1 (n, d) and z2 (n, d) are two views of the same samples: each embedding's positive is its other view, its
-    negatives are the 2n - 2 embeddings of other samples. With `reduction="none"`: (2n,), the rows of z1 first.
+    negatives are the 2n - 2 embeddings of other samples. With `reduction="none"`: (2n,), the rows of z1 first. `tau` is
+    from 1e-6 to 1e6, `beta` in [0, 1].
     """
     ask = settings(tau, beta, effect, reduction, impl, check)
     return _reduce(_value(simclr(z1, z2, ask), ask), reduction)
@@ -95,6 +97,7 @@ def positive_only(
     """Eqs. 3, 5 at beta = 0: positives alone (BYOL's layout); 2 + this, at tau = 0.5, is BYOL's 2 - 2 cos.
 
     p (n, d) and z (n, d) pair up row by row. There are no negatives, so effects that act through them are refused.
+    `tau` is from 1e-6 to 1e6.
     `impl` is taken for the sake of one signature: there is nothing for a kernel to do.
     """
     ask = settings(tau, 0.0, effect, reduction, impl, check)
@@ -147,8 +150,8 @@ def rows(
     ask = settings(tau, beta, effect, "none", impl, check, every_row_fact=True)
     if layout != "info_nce" and (positives is not None or queue is not None or not in_batch):
         raise ValueError(f"positives, queue and in_batch belong to layout 'info_nce', not {layout!r}")
-    if layout == "positive_only" and beta != 0.0:
-        raise ValueError(f"beta is {beta:g}; layout 'positive_only' has no negatives, so it must be 0")
+    if layout == "positive_only" and ask.beta != 0.0:
+        raise ValueError(f"beta is {ask.beta:g}; layout 'positive_only' has no negatives, so it must be 0")
     if layout == "info_nce":
         row = moco(q, k, positives, queue, in_batch, ask)
     else:

@@ -16,7 +16,7 @@ from marginlens import checks
 from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Product, factors
 from marginlens.loss import Impl, Reduction, info_nce, nt_xent
-from marginlens.parameters import Number, as_float
+from marginlens.parameters import Number, as_float, valueless
 
 
 class Setting:
@@ -53,6 +53,7 @@ class InfoNCE(nn.Module):
     ) -> None:
         super().__init__()
         self.tau: Any = _tau(self, tau, check)
+        checks.switch("in_batch", in_batch)
         self.settings = _settings(beta, effect, reduction, impl, check) | {"in_batch": in_batch}
         register_effect(self, self.settings["effect"])
 
@@ -91,7 +92,7 @@ class NTXent(nn.Module):
 
 
 def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
-    checks.temperature(tau, check)
+    tau = checks.temperature(tau, check)
     if isinstance(tau, Tensor) and not isinstance(tau, nn.Parameter):
         module.register_buffer("tau", tau)
     return tau
@@ -134,7 +135,7 @@ def _learnable(effect: Effect) -> dict[str, tuple[int, str]]:
 
 
 def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check: bool) -> dict[str, Any]:
-    checks.options(reduction, impl)
+    checks.options(reduction, impl, check)
     return {
         "beta": checks.share(beta),
         "effect": checks.as_effect(effect),
@@ -149,4 +150,6 @@ def _spell(module: InfoNCE | NTXent) -> str:
         settings = settings_of(module)
     except ValueError:  # a number that learned out of its range, which whoever looks for the cause wants to see
         settings = module.settings
-    return f"tau={as_float(module.tau):g}, " + ", ".join(f"{name}={value}" for name, value in settings.items())
+    tau = module.tau
+    text = "?" if isinstance(tau, Tensor) and valueless(tau) else f"{as_float(tau):g}"
+    return f"tau={text}, " + ", ".join(f"{name}={value}" for name, value in settings.items())

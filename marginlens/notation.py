@@ -7,11 +7,13 @@ evaluated.
 from __future__ import annotations
 
 import ast
+import math
+import sys
 from dataclasses import fields
 from typing import Any, Literal, get_origin, get_type_hints
 
 from marginlens.effects import EFFECTS, Effect
-from marginlens.parameters import hint
+from marginlens.parameters import hint, quoted
 
 _LONGEST = 500
 
@@ -19,7 +21,7 @@ _LONGEST = 500
 def effect(text: str) -> Effect:
     """The effect that `text` spells; `str(effect)` gives it back."""
     if not isinstance(text, str):
-        raise TypeError(f"effect must be a string such as 'emphasis(s=20)', not {text!r}")
+        raise TypeError(f"effect must be a string such as 'emphasis(s=20)', not {quoted(text)}")
     if len(text) > _LONGEST:
         raise ValueError(f"effect is {len(text)} characters long; at most {_LONGEST} are read")
     try:
@@ -65,12 +67,14 @@ def _build(name: str, keywords: list[ast.keyword], text: str) -> Effect:
 
 
 def _value(node: ast.expr, what: str, text: str) -> float | str:
-    """A number, a fraction of two numbers, inf, or a word."""
+    """Return a number, a fraction of two numbers, inf, or a word; raise a ValueError for anything else."""
     match node:
         case ast.Constant(value=bool()):
             pass
-        case ast.Constant(value=int() | float() as number) if number.__class__ is float or abs(number) < 10**300:
-            return float(number)
+        case ast.Constant(value=int() | float() as number):
+            if abs(number) <= sys.float_info.max:
+                return float(number)
+            raise _refused(text, f"{what} is {_source(node, text)}, beyond the largest float; write inf for infinity")
         case ast.Constant(value=str(word)):
             return word
         case ast.Name(id="inf"):
@@ -82,9 +86,14 @@ def _value(node: ast.expr, what: str, text: str) -> float | str:
                 return -size
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             top, bottom = _value(left, what, text), _value(right, what, text)
-            if isinstance(top, float) and isinstance(bottom, float) and bottom != 0.0:
+            if isinstance(top, float) and isinstance(bottom, float) and bottom != 0.0 and math.isfinite(top / bottom):
                 return top / bottom
-    raise _refused(text, f"{what} must be a number or a word, not {ast.get_source_segment(text.strip(), node)!r}")
+    raise _refused(text, f"{what} must be a number or a word, not {_source(node, text)}")
+
+
+def _source(node: ast.expr, text: str) -> str:
+    """Return what `text` has in the node's place, as an error quotes it."""
+    return quoted(ast.get_source_segment(text.strip(), node))
 
 
 def _takes_words(effect: type[Any], name: str) -> bool:

@@ -1,5 +1,6 @@
 """Finite everywhere, and no less accurate than the cross-entropy that people use."""
 
+import itertools
 import math
 
 import pytest
@@ -54,6 +55,42 @@ def test_finite_at_the_edges(effect, tau, dtype, impl):
             value, grads = gradients(lambda q, k: ml.positive_only(q, k, tau=tau, effect=effect), q, k)
             assert torch.isfinite(value), name
             assert all(torch.isfinite(g).all() for g in grads), name
+
+
+@pytest.mark.parametrize("tau", [1e-6, 0.25, 1e6])
+@pytest.mark.parametrize("s", [0.0, 1e-45, 1.0, 1e6])
+@pytest.mark.parametrize("c", [1e-9, 0.7, 1e9, math.inf])
+def test_finite_in_float32_at_the_bounds_of_every_number(c, s, tau):
+    """Values, and gradients of embeddings, of the temperature and of margins; also with two emphases."""
+    cases = hard_cases(torch.float32)
+    pairs = [cases[name] for name in ("identical", "opposite", "a zero row", "orthogonal")]
+    pairs.append((1e-12 * random(4, 3, seed=0).float(), 1e12 * random(4, 3, seed=1).float()))
+    for m1, m2 in itertools.product((0.0, math.pi), (-1e6, 0.0, 1e6)):
+        numbers = torch.tensor(tau), torch.tensor(m1), torch.tensor(m2)
+        for other in (Plain(), Emphasis(s=min(1.0, s), c=2.5)):
+            for q, k in pairs:
+                for loss in (ml.info_nce, ml.nt_xent):
+                    call = lambda q, k, t, a, b: loss(q, k, tau=t, effect=other * Emphasis(s, c) * Margin(a, b))
+                    value, grads = gradients(call, q, k, *numbers)
+                    assert torch.isfinite(value)
+                    assert all(torch.isfinite(g).all() for g in grads)
+    for q, k in pairs:
+        call = lambda q, k, t: ml.positive_only(q, k, tau=t, effect=Emphasis(s, c) * Margin(math.pi))
+        value, grads = gradients(call, q, k, numbers[0])
+        assert torch.isfinite(value)
+        assert all(torch.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e6])
+@pytest.mark.parametrize("effect", [e for e in SINGLE if isinstance(e, Ratio | Attenuation)], ids=str)
+def test_a_bounded_weight_stays_finite_at_every_temperature(effect, tau):
+    """At beta = 1 the ratio and the attenuation vanish where their weights grow, with a large emphasis too."""
+    for q, k in hard_cases(torch.float32).values():
+        for loss in (ml.info_nce, ml.nt_xent):
+            call = lambda q, k, t: loss(q, k, tau=t, effect=effect * Emphasis(s=1e6, c=0.5))
+            value, grads = gradients(call, q, k, torch.tensor(tau))
+            assert torch.isfinite(value)
+            assert all(torch.isfinite(g).all() for g in grads)
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=str)

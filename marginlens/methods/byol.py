@@ -18,7 +18,7 @@ from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
 from marginlens.nets.fast import each
 from marginlens.nets.heads import predictor, projector
 from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
-from marginlens.parameters import as_float
+from marginlens.parameters import shortest
 
 
 @by_graph
@@ -119,7 +119,7 @@ def check_effect(effect: Effect, method: str) -> None:
                 f"{effect}: {factor.needs_negatives} acts through negatives, and {method} has none; "
                 f"{method} takes margin(m1=...) and emphasis(c=...)"
             )
-        if isinstance(factor, Emphasis) and as_float(factor.s) != 1.0:
+        if isinstance(factor, Emphasis) and shortest(factor.s) != "1":
             raise ValueError(
                 f"{effect}: without negatives s multiplies the whole gradient, so it is only a learning rate; "
                 f"raise lr instead (curvature, emphasis(c=...), does mean something)"

@@ -64,7 +64,7 @@ class MoCoV3(nn.Module):
         count_once(backbone, bn_splits)
         self.teacher = teacher_of(self.student)
         constant_momentum(momentum, 0, 1)  # refuses what is none
-        self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * tau if two_tau else 1.0
+        self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * self.settings["tau"] if two_tau else 1.0
 
     @property
     def backbone(self) -> nn.Module:

@@ -30,12 +30,16 @@ def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
 
 
 def arguments(tau: float, beta: float, effect: EffectLike, impl: Impl) -> dict[str, Any]:
-    """The loss's arguments, checked once."""
+    """Return the loss's arguments, plain numbers as floats; raise for one that cannot be used."""
     if isinstance(tau, Tensor):
         raise TypeError("tau must be a number here; for a tau that learns, call the loss in a method of your own")
-    checks.temperature(tau, check=True)
     checks.options("mean", impl)
-    return {"tau": tau, "beta": checks.share(beta), "effect": checks.as_effect(effect), "impl": impl}
+    return {
+        "tau": checks.temperature(tau, check=True),
+        "beta": checks.share(beta),
+        "effect": checks.as_effect(effect),
+        "impl": impl,
+    }
 
 
 def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
