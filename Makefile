@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow gpu bench mutants clean
+.PHONY: demo test check slow gpu bench fuzz mutants clean
 
 demo: .venv/installed
 	$(BIN)/marginlens demo
@@ -27,6 +27,9 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/views.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/page.py
+
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz
 
 mutants: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt mutmut

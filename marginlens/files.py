@@ -46,7 +46,8 @@ def opened(path: Path) -> BufferedReader:
 def read(path: Path, most: int) -> bytes:
     """Return the bytes of a regular file, if there are at most `most`."""
     with opened(path) as file:
-        content = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most) + 1)  # which takes as much memory as it is asked for
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {spoken(most)}, which is all that is read", str(path))
     return content

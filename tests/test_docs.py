@@ -138,8 +138,9 @@ def test_a_data_set_is_added_as_the_page_says(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.S)
     exec(block, {})
     images, labels = shapes.draw(6)
-    np.savez(tmp_path / "train.npz", images=images, labels=labels % 2)
-    found = prepare("mine", tmp_path)
+    (tmp_path / "mine").mkdir()
+    np.savez(tmp_path / "mine" / "train.npz", images=images, labels=labels % 2)
+    found = prepare("mine", tmp_path / "mine")
     assert (found.splits["train"].images == images).all()
     assert found.classes == ("cat", "dog")
 

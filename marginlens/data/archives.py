@@ -6,9 +6,11 @@ its folder. Nothing is unpickled. What an archive can make us read is bounded: i
 
 from __future__ import annotations
 
+import lzma
 import os
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,4 +188,10 @@ def _damage(what: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # each compression has an error of its own, and headers are parsed without care
-        raise DataError(f"{what}: {reason(error).rstrip(':')}; fetch it again") from None
+        told = isinstance(error, _TOLD) and str(error).strip()
+        first = str(error).strip().splitlines()[0].strip(" :")[:200] if told else "its contents cannot be read"
+        raise DataError(f"{what}: {first}; fetch it again") from None
+
+
+_TOLD = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, RuntimeError)
+"""Errors that say what is wrong with an archive, in words that a reader of archives understands."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -176,7 +178,28 @@ def _opened(path: Path) -> BinaryIO:
         if sys.stdout is not None:
             sys.stdout.flush()
         return os.fdopen(os.dup(int(found[2])), "wb")
-    return path.open("ab")
+    return open(path, "ab", opener=_read_by_somebody)
+
+
+def _read_by_somebody(name: str, flags: int) -> int:
+    """Open a stream that somebody reads: a named pipe without a reader would let us wait for ever."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            handle = os.open(name, flags | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > end:
+                raise OSError(errno.ENXIO, "nobody reads from this pipe", name) from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(handle, True)
+            return handle
+
+
+_PATIENCE = 5.0
+"""Seconds that we wait for a reader of a pipe."""
 
 
 @contextmanager

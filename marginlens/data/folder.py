@@ -25,7 +25,17 @@ from PIL import ExifTags, Image, ImageOps
 
 from marginlens.data import store
 from marginlens.data.atomic import DataError, flush, partial, publish, save
-from marginlens.data.images import MOST_BYTES, SUFFIXES, as_rgb, decode, open_image, pixels, shrunk, undecodable
+from marginlens.data.images import (
+    MOST_BYTES,
+    SUFFIXES,
+    as_rgb,
+    decode,
+    open_image,
+    pixels,
+    shrunk,
+    undecodable,
+    unwarned,
+)
 from marginlens.data.store import NO_LABEL, Facts, Images, Labels
 from marginlens.data.workers import end_with_parent, without_main
 from marginlens.files import MIB, read, reason
@@ -223,7 +233,7 @@ def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int | b
     if before[3:] and before[3] != hashlib.sha256(content).digest():
         raise DataError(f"{path} has changed since its folder was prepared; prepare it again")
     try:
-        with open_image(content) as image:
+        with unwarned(), open_image(content) as image:
             turn, whole = image.getexif().get(ExifTags.Base.Orientation), image.size
             factor = shrunk(image, min(height, width) / size)
             image.load()

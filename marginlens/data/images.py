@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,8 @@ MOST_BYTES = 256 * MIB
 def decode(file: Path | bytes, name: str) -> Images:
     """Return the pixels (3, height, width) of an image file, upright; a DataError names the file."""
     try:
-        with open_image(read(file, MOST_BYTES) if isinstance(file, Path) else file) as image:
+        content = read(file, MOST_BYTES) if isinstance(file, Path) else file
+        with unwarned(), open_image(content) as image:
             image.load()
             return pixels(as_rgb(ImageOps.exif_transpose(image)))
     except Exception as error:  # Pillow's parsers fail in many ways on bytes that a stranger wrote
@@ -35,9 +38,7 @@ def decode(file: Path | bytes, name: str) -> Images:
 def open_image(content: bytes) -> Image.Image:
     """Open an image without decoding it, if it is of a known format and not too large."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own bound is lower
-            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is not a JPEG, PNG or WebP image") from None
     except Image.DecompressionBombError:
@@ -45,6 +46,14 @@ def open_image(content: bytes) -> Image.Image:
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS:,} are read")
     return image
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Silence Pillow's warnings: of metadata, which are not read, and of sizes, for which our own bound is lower."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def undecodable(name: str | Path, error: Exception) -> DataError:

@@ -84,7 +84,7 @@ def _linked(at: Path) -> Callable[[Piece], str]:
         text = _escape_markdown(piece.text)
         if piece.run is None:
             return text
-        return f"[{text}]({quote(os.path.relpath(piece.run.entry.path, at.parent))})"
+        return f"[{text}]({quote(os.fsencode(os.path.relpath(piece.run.entry.path, at.parent)))})"
 
     return link
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marginlens.data.atomic import DataError, partial, put, unique
-from marginlens.files import below
+from marginlens.files import MIB, below, read
 from marginlens.paths import expanded
 from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files, size_of, when
 from marginlens.train import record
@@ -33,6 +33,8 @@ __all__ = [
 ]  # fmt: skip
 
 _NOT_RECORDS = ("checkpoints", "tensorboard", "lock")
+RECORD_BYTES = 256 * MIB
+"""Of one record of a run: the metrics of 100,000 epochs take a tenth of it."""
 _LAST = ("failure.json", "result.json")
 """Written last, in this order: what says how a run ended must not be there before what it ended with."""
 
@@ -94,9 +96,9 @@ def evaluation(
 def records(run: Path) -> dict[str, bytes]:
     """Every file of a run but weights, lock, tensorboard's and temporary ones, by its name relative to the folder."""
     try:
-        return {name: (run / name).read_bytes() for name in files(run) if _is_record(name)}
+        return {name: read(run / name, RECORD_BYTES) for name in files(run) if _is_record(name)}
     except OSError as error:
-        raise ValueError(f"{run} cannot be read ({error.strerror})") from None
+        raise ValueError(f"{error.filename or run} cannot be read ({error.strerror})") from None
 
 
 def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:

@@ -112,8 +112,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply; it must hold settings by name, such as 'epochs: 20'") from None
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: {_first(error)}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: it is not UTF-8 text") from None
+    except Exception as error:  # of what a tag or a number in it says it is, which PyYAML believes
+        said = f" ({error})" if str(error).startswith("it is") else ""
+        raise ValueError(f"{path} holds a value that cannot be read{said}; see --print-config") from None
     raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
 
 
@@ -198,4 +203,8 @@ def _text(value: Any) -> str:
 
 
 def _first(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    """Return what is wrong with a file, in one line."""
+    said = " ".join(str(error).split())
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        said = f"{error.problem} in line {error.problem_mark.line + 1}"
+    return said.replace("unhashable key", "a key that is not a plain value")[:200]

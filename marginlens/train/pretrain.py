@@ -243,8 +243,8 @@ def _steps(trainer: Trainer, engine: Engine) -> Iterator[None]:
 
 
 def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int) -> None:
-    """Measures and writes down an epoch."""
-    settings, epoch, run = trainer.settings, trainer.step // trainer.per_epoch, trainer.run
+    """Measure an epoch, and write the numbers down."""
+    settings, epoch = trainer.settings, trainer.step // trainer.per_epoch
     last = trainer.step == trainer.total
     metrics: dict[str, Any] = {
         "epoch": epoch,

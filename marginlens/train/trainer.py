@@ -166,7 +166,9 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
 
 def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's state in place."""
-    facts = {"seconds": 0.0, "counted": 0} | found.facts
+    facts = found.facts
+    if lost := [name for name in ("run", "metrics", "speed", "seconds", "counted") if name not in facts]:
+        raise ValueError(f"{found.path} is not a checkpoint that a run wrote: it has no {lost[0]}; remove it")
     if facts["step"] > trainer.total:
         raise ValueError(f"{found.path} is of step {facts['step']}, and the run has {trainer.total}; remove it")
     checkpoint.fill(state(trainer), found)

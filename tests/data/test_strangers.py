@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from marginlens.cli import main
 from marginlens.data import atomic, folder, sources, store
@@ -137,7 +138,7 @@ def test_a_stranger_among_the_downloads_is_not_replaced(data_root, cifar10):
     (data_root / "downloads").mkdir(parents=True)
     theirs = data_root / "downloads" / "cifar-10-binary.tar.gz"
     theirs.write_text("mine")
-    with pytest.raises(DataError, match="is not the official archive: its checksum is not md5:.*; move it away"):
+    with pytest.raises(DataError, match=r"is not the official archive: its checksum is not md5:.*; move it away"):
         download("cifar10", sources.SOURCES["cifar10"], data_root / "downloads")
     assert theirs.read_text() == "mine"
 
@@ -256,10 +257,7 @@ def test_a_folder_that_changed_is_noticed(data_root, tmp_path, what):
             held.replace(b"0.jpg", b"9.jpg", 1) if what == "files" else held[:-8] + bytes([held[-8] ^ 1]) + held[-7:]
         )
     with pytest.raises(DataError, match="has changed since"):
-        feed = open_feed("pets", "cpu", 0)
-        import torch
-
-        list(feed.plain("train", torch.arange(4), 8, 8, 4))
+        list(open_feed("pets", "cpu", 0).plain("train", torch.arange(4), 8, 8, 4))
 
 
 def test_how_long_it_takes_to_verify_cifar(data_root):
