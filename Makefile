@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow gpu bench fuzz mutants clean
+.PHONY: demo test check slow gpu gpu-pending release bench fuzz mutants clean
 
 demo: .venv/installed
 	$(BIN)/marginlens demo
@@ -18,9 +18,19 @@ check: .venv/installed
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-# on a machine with a CUDA GPU; results/gpu_checks.json says what passed, for which kernels
+# on a machine with a CUDA GPU; results/gpu_checks.json says what passed, for which definitions
 gpu: .venv/installed
 	MARGINLENS_TEST_CUDA=1 MARGINLENS_GPU_RECORD=results/gpu_checks.json $(BIN)/python -m pytest -W default tests/gpu
+
+# lists the GPU code that changed since: make gpu-pending WHY="what changed"
+gpu-pending: .venv/installed
+	$(BIN)/python -m tests.gpu.pending --why "$(WHY)"
+
+# a release is built only if nothing waits for a GPU
+release: .venv/installed
+	$(BIN)/python -c 'from tests.gpu.sources import pending, summary; import sys; sys.exit(bool(pending()) and f"no release: {summary()}")'
+	$(BIN)/pip install --quiet --constraint constraints.txt build
+	$(BIN)/python -m build
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py

@@ -12,7 +12,14 @@ if not os.environ.get("MARGINLENS_TEST_CUDA"):
 import pytest
 import torch
 
+from tests.gpu.sources import summary
+
 torch.set_num_threads(1)
+
+
+def pytest_report_header():
+    """Say above the tests what a GPU has verified, since most machines that run them have none."""
+    return summary()
 
 
 @pytest.fixture

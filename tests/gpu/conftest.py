@@ -1,4 +1,4 @@
-"""Tests that need a CUDA GPU: `make gpu` runs them there, and writes down what passed for which kernels.
+"""Tests that need a CUDA GPU: `make gpu` runs them there, and writes down what passed for which definitions.
 
 Elsewhere they are skipped, and tests/test_gpu_record.py holds the record against the source.
 """
@@ -6,6 +6,7 @@ Elsewhere they are skipped, and tests/test_gpu_record.py holds the record agains
 import json
 import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from marginlens.data import prepare
-from tests.gpu.sources import fingerprint
+from tests.gpu.sources import PENDING, definitions
 
 
 def pytest_collection_modifyitems(items):
@@ -48,7 +49,8 @@ def pytest_sessionfinish():
     import triton
 
     record = {
-        "kernels_sha256": fingerprint(),
+        "commit": _commit(),
+        "definitions": definitions(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -59,3 +61,15 @@ def pytest_sessionfinish():
         "outcomes": dict(sorted(_OUTCOMES.items())),
     }
     Path(path).write_text(json.dumps(record, indent=1) + "\n")
+    if set(_OUTCOMES.values()) == {"passed"}:
+        PENDING.write_text("[]\n")
+
+
+def _commit():
+    """Return the commit that is checked out, with a + where files were changed; the GPU's machine may have no git."""
+    ask = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        said = subprocess.run(ask, cwd=PENDING.parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    return os.environ.get("MARGINLENS_COMMIT") or said or "a working tree without git"
