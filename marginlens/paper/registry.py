@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from marginlens.paper import figures, hyper, tables
 from marginlens.paper.cells import Cell, Table
+from marginlens.parameters import quoted
 
 
 def _number(table: Table) -> tuple[bool, int]:
@@ -24,7 +25,7 @@ def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Ce
     With every reading, a cell that matches comes by all of its own, and "MoCo/*/bn_splits=1" matches one of them alone.
     """
     if table and table not in TABLES:
-        raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+        raise ValueError(f"there is no table {quoted(table)}; there are {', '.join(TABLES)}")
     cells = [cell for key, t in TABLES.items() if table in ("", key) for cell in t.cells]
 
     def fits(cell: Cell) -> bool:
@@ -41,7 +42,7 @@ def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Ce
     hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
     if other := next((read for cell in cells for read in readings(cell) if fits(read)), None):
         hint = f"{other.path} is another reading of the paper's words; --readings runs those"
-    raise ValueError(f"no cell of {where} matches {pattern!r}; {hint}")
+    raise ValueError(f"no cell of {where} matches {quoted(pattern)}; {hint}")
 
 
 def readings(cell: Cell) -> tuple[Cell, ...]:

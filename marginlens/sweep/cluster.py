@@ -7,22 +7,21 @@ is gone when the run is done: its records come home, its weights do not.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marginlens import output
+from marginlens.parameters import quoted
 from marginlens.paths import expanded
 from marginlens.runs.store import add, records
+from marginlens.sweep import scratch
 from marginlens.sweep.child import Child, Outcome, wait
 from marginlens.sweep.job import Job, Where, note_crash
 from marginlens.sweep.places import Executor
@@ -33,7 +32,6 @@ from marginlens.train.record import InUse, open_run
 _POLL = 0.2
 _REACH = 5.0
 """Seconds to wait for a cluster's port."""
-_SCRATCH, _HELD = "marginlens-run-", ".held"
 _ENOUGH = 1000
 """Runs at once on a node of which a run asks for nothing."""
 _PAUSE = 5.0
@@ -82,6 +80,7 @@ def run_ray(
     steps: Sequence[Step], place: Executor, gpus: float, ending: Callable[[], bool], say: Callable[[str], None]
 ) -> Iterator[Outcome]:
     """Does the steps on the cluster that `describe` connected to, and yields how each ended, in any order."""
+    scratch.sweep()
     ray = _ray()
     asked = {"num_cpus": place.cpus_per_run, "num_gpus": gpus, "max_retries": 0, "max_calls": 1}
     task = ray.remote(**asked)(remote)
@@ -112,7 +111,7 @@ def remote(number: int, job: dict[str, Any], where: dict[str, Any], shared: bool
     """What a node does: the job in a process of its own, and the run's records, where they must be sent."""
     if shared:
         return {"outcome": asdict(_patient(number, Job(**job), Where(**where))), "name": "", "records": {}}
-    with _scratch() as folder:
+    with scratch.make() as folder:
         child = Child(number, Job(**job), Where(**where | {"runs": str(folder)}), {})
         outcome = _listen(child)
         found = [path for path in folder.iterdir() if (path / "config.json").is_file()]
@@ -132,23 +131,6 @@ def _patient(number: int, job: Job, where: Where) -> Outcome:
         time.sleep(_PAUSE)
 
 
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder for one run on a node, locked while it is used; those that lost runs left here are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_HELD}"):
-        with suppress(OSError), left.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left.parent, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    try:
-        with (folder / ".new").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / ".new").rename(folder / _HELD)  # locked before others see it
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _listen(child: Child) -> Outcome:
     """Passes on what the worker says until it ends; a cancelled task asks it to."""
     cancelled = False
@@ -157,7 +139,7 @@ def _listen(child: Child) -> Outcome:
             try:
                 ended = child.ended
                 for line in child.lines():
-                    print(f"[{child.number}] {line}", file=sys.stderr, flush=True)
+                    output.say(f"[{child.number}] {line}", error=True, flush=True)
                 if ended:
                     return child.outcome()
                 if cancelled:
@@ -243,11 +225,11 @@ def _reachable(address: str) -> bool:
     """Whether something listens there: Ray itself would try for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"--address is {address!r}; it must be auto, HOST:PORT or ray://HOST:PORT")
+        raise ValueError(f"--address is {quoted(address)}; it must be auto, HOST:PORT or ray://HOST:PORT")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH):
             return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, ValueError):  # also a port of thousands of digits, or a host that DNS cannot spell
         return False
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
+from marginlens.output import PLAIN, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
-from marginlens.parameters import hint
+from marginlens.parameters import hint, quoted
 from marginlens.sweep import cells, conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep.job import Job, evaluate, merge
@@ -52,7 +53,7 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
     base, place, axes = _sweep_settings(given)
     if given.get("print_config"):
         shared = grids.common(base, axes) if axes else base
-        print(json.dumps(shared | place.model_dump(mode="json"), indent=1))
+        say_json(json.dumps(shared | place.model_dump(mode="json"), indent=1))
         return
     jobs = _grid_jobs(base, place, axes)
     _do(jobs, place, bool(given.get("json")), f"sweep over {', '.join(axes)}", [], {})
@@ -78,7 +79,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
     overrides |= {"tables": tables} if tables else {}
     chosen, place = settle((TableSelection, Executor), given.get("config", ""), overrides)
     if given.get("print_config"):
-        print(show(chosen, place))
+        say_json(show(chosen, place))
         return
     found, notes = _select(chosen.tables, chosen.only, chosen.readings)
     ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
@@ -101,24 +102,23 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
     steps = away(steps) if away_from_home else steps
     if place.executor == "local":  # a cluster's nodes may have others
         check_known(steps, fingerprints)
-    screen = Console(stderr=as_json, highlight=False)
     if not place.dry_run:
         if place.executor == "local":
             check_prepared(steps, fingerprints)
         _confirm(sum(step.due for step in steps), place)
     work = conduct.prepare(steps, place, entries)
-    for note in notes:
-        screen.print(note, markup=False, soft_wrap=True)
-    conduct.show(work, screen, title)
+    screen = Console(stderr=as_json, color_system=None, **PLAIN)
+    say("\n".join([*notes, conduct.show(work, screen, title)]), error=as_json)
     found = work.facts() | {"notes": list(notes)}
     if not place.dry_run:
         console = errors()
-        ended = conduct.carry_out(work, lambda line: console.print(line, markup=False, soft_wrap=True))
+        plain: dict[str, Any] = {"markup": False, "emoji": False, "soft_wrap": True}
+        ended = conduct.carry_out(work, lambda line: console.print(legible(line), **plain))
         found |= ended
     if as_json:
-        print(json.dumps(found, indent=1, allow_nan=False))
+        say_json(json.dumps(found, indent=1, allow_nan=False))
     elif not place.dry_run:
-        print(conduct.said(found))
+        say(conduct.said(found))
     if not place.dry_run:
         conduct.finish(found)
 
@@ -135,12 +135,16 @@ def _confirm(count: int, place: Executor) -> None:
 
 
 def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, dict[str, list[Any]]]:
-    """What is said of every run, unchecked because a grid may complete it, where to run, and the grid."""
+    """Return the settings that all runs share, where to run, and the grid.
+
+    Only their types are checked: a value may be wrong by itself, and right with what the grid adds.
+    """
     held = read_config(Path(given["config"])) if given.get("config") else {}
     known = {*Pretrain.model_fields, *GridPlace.model_fields}
     for name in held:
         if name not in known:
             raise ValueError(f"{given['config']}: there is no setting {name!r}; {hint(name, known)}")
+        _check_type(given["config"], name, held[name])
     held |= {name: value for name, value in given.items() if name not in COMMON}
     place = build(GridPlace, {name: value for name, value in held.items() if name in GridPlace.model_fields})
     axes = grids.parse(place.grid)
@@ -150,6 +154,17 @@ def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, d
                 f"--{name.replace('_', '-')} is given, and the grid has values of it; leave out one of both"
             )
     return {name: value for name, value in held.items() if name in Pretrain.model_fields}, place, axes
+
+
+def _check_type(config: str, name: str, value: Any) -> None:
+    """Raise for a value that YAML has and no setting takes: a date, bytes, a set, infinity."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{config}: {name} is {quoted(value)}; it must be text, a number, yes or no, or a list of those. "
+            f"Put text in quotes"
+        ) from None
 
 
 def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any]]) -> list[Job]:
@@ -164,9 +179,12 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
 
 
 def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> tuple[list[Cell], list[str]]:
-    """The cells to run, and a line on each that cannot be; a pattern must match in one of the tables."""
+    """Return the cells to run, and a line on each that cannot be; raise for a pattern that no table matches."""
     if not tables:
         raise ValueError(f"name a table or figure of the paper: {', '.join(TABLES)}")
+    for table in tables:
+        if table not in TABLES:
+            raise ValueError(f"there is no table {quoted(table)}; there are {', '.join(TABLES)}")
     chosen: dict[tuple[str, str], Cell] = {}
     refused: dict[str, dict[str, ValueError]] = {table: {} for table in tables}
     for table in refused:
@@ -174,8 +192,6 @@ def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> 
             try:
                 chosen |= {(cell.address, cell.reading): cell for cell in find(pattern, table, every_reading)}
             except ValueError as error:
-                if table not in TABLES:
-                    raise
                 refused[table][pattern] = error
     for pattern in only:
         if all(pattern in errors for errors in refused.values()):

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from marginlens.output import plain
 from marginlens.runs.store import Entry, drop_weights, evaluation, examine, lookup
 from marginlens.runs.texts import DIVERGED, amount, label
 from marginlens.sweep import cluster, local
@@ -73,21 +74,23 @@ def prepare(steps: list[Step], place: Executor, entries: Sequence[Entry]) -> Wor
     return Work(steps, place, estimator, min(len(slots), max(len(due), 1)), here)
 
 
-def show(work: Work, console: Console, title: str) -> None:
-    """Prints the plan: each run, what is done of it, what follows it, how long it should take."""
+def show(work: Work, console: Console, title: str) -> str:
+    """Return the plan as text: of each run what is cached, what follows, and how long it should take.
+
+    Names come from records and files: the console must not read them as markup.
+    """
     table = Table("", "run", "pre-training", "then", "estimate", title=title)
     for step in work.steps[:SHOWN]:
         guess = _seconds(work.estimator, step) if step.due else None
         table.add_row(str(step.number), step.name, _state(step), _then(step), "" if guess is None else spoken(guess))
-    console.print(table, markup=False, highlight=False)
+    with console.capture() as drawn:
+        console.print(plain(table))
+    lines = [drawn.get().rstrip("\n")]
     if len(work.steps) > SHOWN:
-        console.print(f"... and {len(work.steps) - SHOWN} more", highlight=False)
-    for line in _cells(work.steps) if work.place.dry_run else ():
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for step in work.steps:
-        if step.state == "blocked":
-            console.print(f"[{step.number}] is left out: {step.why}", markup=False, highlight=False, soft_wrap=True)
-    console.print(totals(work), markup=False, highlight=False, soft_wrap=True)
+        lines.append(f"... and {len(work.steps) - SHOWN} more")
+    lines += _cells(work.steps) if work.place.dry_run else ()
+    lines += [f"[{step.number}] is left out: {step.why}" for step in work.steps if step.state == "blocked"]
+    return "\n".join([*lines, totals(work)])
 
 
 def totals(work: Work) -> str:

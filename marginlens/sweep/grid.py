@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from marginlens.parameters import hint
-from marginlens.train.config import Pretrain, build
+from marginlens.parameters import hint, quoted
+from marginlens.train.check import MOST
+from marginlens.train.config import Pretrain, Settings, build
 
 LARGEST = 10_000
 """Runs of a grid that are looked at, whatever is confirmed: beyond that it is a mistake."""
@@ -24,14 +25,15 @@ def parse(grids: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            raise ValueError(f"--grid {text!r} has no '='; write it as --grid \"seed=0|1|2\"")
+            raise ValueError(f"--grid {quoted(text)} has no '='; write it as --grid \"seed=0|1|2\"")
         if name not in Pretrain.model_fields:
-            raise ValueError(f"--grid {text!r}: there is no setting {name!r}; {hint(name, Pretrain.model_fields)}")
+            near = hint(name, Pretrain.model_fields)
+            raise ValueError(f"--grid {quoted(text)}: there is no setting {quoted(name)}; {near}")
         if name in axes:
             raise ValueError(f"--grid has {name!r} twice; give all of its values in one, with | between them")
         axes[name] = [_value(name, part.strip()) for part in values.split("|")]
         if "" in axes[name]:
-            raise ValueError(f'--grid {text!r} has an empty value; write it as --grid "seed=0|1|2"')
+            raise ValueError(f'--grid {quoted(text)} has an empty value; write it as --grid "seed=0|1|2"')
     return axes
 
 
@@ -48,7 +50,7 @@ def expand(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[P
     for chosen in _combinations(axes):
         settings = _settings(base, chosen)
         if settings in found:
-            one, other = (", ".join(f"{n}={v}" for n, v in c.items()) for c in (found[settings], chosen))
+            one, other = _said(found[settings]), _said(chosen)
             raise ValueError(f"the grid's {one} and {other} are the same run; give each value once")
         found[settings] = chosen
     return list(found)
@@ -63,12 +65,25 @@ def common(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> dict[s
 def _settings(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Pretrain:
     try:
         settings: Pretrain = build(Pretrain, {**base, **chosen})
+        check_counts(settings)
     except ValueError as error:
-        said = ", ".join(f"{name}={value}" for name, value in chosen.items())
         listed = any(isinstance(value, str) and "," in value and "(" not in value for value in chosen.values())
         between = "; values have | between them" if listed else ""
-        raise ValueError(f"the grid's {said} cannot be run: {error}{between}") from None
+        raise ValueError(f"the grid's {_said(chosen)} cannot be run: {error}{between}") from None
     return settings
+
+
+def _said(chosen: Mapping[str, Any]) -> str:
+    """Return the settings of a combination for an error, long values cut off."""
+    texts = {name: str(value) for name, value in chosen.items()}
+    return ", ".join(f"{name}={text if len(text) <= 80 else f'{text[:77]}...'}" for name, text in texts.items())
+
+
+def check_counts(settings: Settings) -> None:
+    """Raise for a count that the record of no run may have: its images and seconds could not be estimated either."""
+    for name, value in settings:
+        if isinstance(value, int) and value > MOST and name != "seed":
+            raise ValueError(f"{name} is {quoted(value)}; the most is {MOST:,}")
 
 
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from marginlens.parameters import quoted
 from marginlens.sweep.child import Child, Outcome, wait
 from marginlens.sweep.job import Where
 from marginlens.sweep.plan import Step, look_again
@@ -42,8 +43,8 @@ def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
         raise ValueError(f"--at-once is {at_once}, which is for the CPU, and this runs on GPUs; give --per-gpu")
     count = torch.cuda.device_count()
     index = device.partition(":")[2]
-    if index and not (index.isdecimal() and int(index) < count):
-        raise ValueError(f"device {device!r} cannot be used: {count} CUDA devices are here; try auto")
+    if index and not (index.isdecimal() and len(index) <= 4 and int(index) < count):
+        raise ValueError(f"device {quoted(device)} cannot be used: {count} CUDA devices are here; try auto")
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     gpus = named[:count] or [str(i) for i in range(count)]
     chosen = [int(index)] if index else range(count)

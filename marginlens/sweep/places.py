@@ -7,8 +7,12 @@ from typing import Literal
 from pydantic import Field
 
 from marginlens.sweep.job import Kept, Where
+from marginlens.train.check import MOST
 from marginlens.train.config import Settings
 from marginlens.train.places import Rates
+
+AT_ONCE = 1000
+"""Runs at once on one machine or one GPU: beyond that it is a mistake."""
 
 
 class Executor(Kept):
@@ -20,8 +24,8 @@ class Executor(Kept):
     most: int = Field(100, ge=1, description="More runs than this are confirmed first.")
     yes: bool = Field(False, description="Confirm that.")
     executor: Literal["local", "ray"] = Field("local", description="This machine, or a Ray cluster.")
-    per_gpu: int = Field(1, ge=1, description="Runs at once on each GPU of this machine.")
-    at_once: int = Field(1, ge=1, description="Runs at once on this machine's CPU, which share its cores.")
+    per_gpu: int = Field(1, ge=1, le=AT_ONCE, description="Runs at once on each GPU of this machine.")
+    at_once: int = Field(1, ge=1, le=AT_ONCE, description="Runs at once on this machine's CPU, which share its cores.")
     address: str = Field("auto", description="Of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
     gpus_per_run: float = Field(
         0.0,
@@ -42,9 +46,9 @@ class SweepPlace(Executor):
     """What follows each run of a sweep."""
 
     probe: bool = Field(True, description="Probe every run on its own data.")
-    probe_epochs: int = Field(0, ge=0, description="Epochs of each probe; 0: as the recipe has it.")
+    probe_epochs: int = Field(0, ge=0, le=MOST, description="Epochs of each probe; 0: as the recipe has it.")
     holdout: int = Field(
-        0, ge=0, description="Test probes on so many images kept back from training, not on the test set."
+        0, ge=0, le=MOST, description="Test probes on so many images kept back from training, not on the test set."
     )
     transfer_to: tuple[str, ...] = Field((), description="Data sets to transfer every run to.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from marginlens.data import store as data_store
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
+from marginlens.files import reason
+from marginlens.parameters import quoted
 from marginlens.paths import expanded
 from marginlens.runs.fields import spelled
 from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
@@ -110,8 +113,15 @@ def look_again(step: Step, runs: str | Path) -> Step:
 
 
 def look(runs: str | Path) -> list[Entry]:
-    """The entries of a store; none of one that is yet to be made."""
-    return scan(runs) if expanded(runs).exists() else []
+    """Return the entries of a store; none of one that does not exist yet."""
+    folder = expanded(runs)
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise ValueError(f"--runs is {quoted(str(runs))}: {reason(error)}; give another folder") from None
+    return scan(folder)
 
 
 def away(steps: Sequence[Step]) -> list[Step]:

@@ -4,7 +4,7 @@ How a job ended is one line of JSON on standard output; what is said while it is
 before that line. A request that says `again` keeps the process for another job: on a GPU it is long before a new one
 has compiled kernels and chosen algorithms. Not after a job that failed or was stopped: nobody knows what that left
 behind. The end of standard input asks it to stop: it comes when the parent wants so, and also when the parent is no
-longer there.
+longer there. A scratch folder that the parent left is then removed, since nobody will read it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 
+from marginlens.sweep import scratch
 from marginlens.train.progress import mute
 
 GRACE = 60.0
@@ -40,18 +42,30 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # outside of a job: an answer is not to be lost
     requests: SimpleQueue[bytes] = SimpleQueue()
     ended, code = threading.Event(), 2
-    threading.Thread(target=_watch, args=(requests, ended), daemon=True).start()
-    while line := requests.get():
-        request = json.loads(line)
-        found = _perform(request, ended)
-        code = int(found["code"])
-        found["again"] = bool(request.get("again")) and not code and _let_go()
-        sys.stderr.flush()
-        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
-            os.write(out, json.dumps(found).encode() + b"\n")
-        if not found["again"]:
-            break
+    folders: set[Path] = set()
+    threading.Thread(target=_watch, args=(requests, ended, folders), daemon=True).start()
+    try:
+        while line := requests.get():
+            request = json.loads(line)
+            folders.add(folder := Path(request["where"]["runs"]))
+            with scratch.used(folder):
+                found = _perform(request, ended)
+            code = int(found["code"])
+            found["again"] = bool(request.get("again")) and not code and _let_go()
+            sys.stderr.flush()
+            with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+                os.write(out, json.dumps(found).encode() + b"\n")
+            if not found["again"]:
+                break
+    finally:
+        _discard(folders)
     return code
+
+
+def _discard(folders: Iterable[Path], *, mine: bool = False) -> None:
+    """Remove scratch folders whose parent is gone; one that lives holds their lock, and reads the records."""
+    for folder in folders:
+        scratch.discard(folder, mine=mine)
 
 
 def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
@@ -165,7 +179,7 @@ def _stoppable(ended: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _watch(requests: SimpleQueue[bytes], ended: threading.Event) -> None:
+def _watch(requests: SimpleQueue[bytes], ended: threading.Event, folders: set[Path]) -> None:
     """Passes on what is asked for. At its end stops this process as SIGTERM would; for good after the grace."""
     with open(0, "rb", buffering=0, closefd=False) as asked:
         for line in asked:
@@ -174,6 +188,7 @@ def _watch(requests: SimpleQueue[bytes], ended: threading.Event) -> None:
     requests.put(b"")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
+    _discard(list(folders), mine=True)
     os._exit(143)
 
 

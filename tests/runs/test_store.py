@@ -536,7 +536,8 @@ def test_a_result_that_is_no_file_does_not_make_a_run_interrupted(store, kind):
 def test_removed(store, trained):
     (found,) = scan(store)
     size = found.size_bytes
-    write(store / ".run-0123456789.7-0123abcd.removed", {"config.json": b"{}"})  # as a process leaves it that is killed meanwhile
+    # as a process leaves it that is killed meanwhile
+    write(store / ".run-0123456789.7-0123abcd.removed", {"config.json": b"{}"})
     with record.locked(trained):
         with pytest.raises(ValueError, match="is in use by process"):
             remove(found)
@@ -553,3 +554,57 @@ def test_a_run_that_changed_since_is_not_removed(store):
     with pytest.raises(ValueError, match="is complete by now, and is left alone"):
         remove(found)
     assert examine(path).state == "complete"
+
+
+def later(held):
+    """Return the same outcome as it is found an hour later, at another speed, on another machine."""
+    found = {}
+    for name, lines in held.items():
+        moved = lines.replace(b"T03:", b"T04:").replace(b"CPU, 2 threads", b"CPU, 64 threads")
+        moved = moved.replace(b'"images_per_second": 1', b'"images_per_second": 9')
+        found[name] = moved.replace(b'"seconds": ', b'"seconds": 1')
+    if "result.json" in held:
+        place = {"images_per_second": 7.5, "checkpoint": f"step-00000016-{'cd' * 16}.safetensors"}
+        found["result.json"] = dump(json.loads(found["result.json"]) | place)
+    return found
+
+
+def test_an_equal_outcome_of_another_time_and_place_is_not_refused(store):
+    """As of two drivers that did everything twice: what is there stays, and evaluations are joined."""
+    chosen = settings()
+    _, name = name_of(chosen)
+    first = records(chosen, probe=80.0)
+    path = add(first, store, name)
+    second = later(first)
+    assert {n for n in first if first[n] != second[n]} == first.keys() - {"config.json", "metrics.jsonl"}
+    transfer = {"evaluations/transfer-shapes-1.json": dump(evaluated("transfer", 5.0))}
+    for held in (second, second | transfer, later(records(chosen, done=1, complete=False, failure="oom"))):
+        add(held, store, name)
+        assert stores.records(path) == first | (transfer if held != second else {})
+    longer = second | {"environment.jsonl": second["environment.jsonl"] * 2}  # it was interrupted in between
+    add(longer, store, name)
+    assert stores.records(path) == first | transfer
+    assert examine(path).state == "complete"
+
+
+def test_an_outcome_with_other_numbers_is_refused_whenever_it_was_found(store):
+    chosen = settings()
+    _, name = name_of(chosen)
+    first = records(chosen, probe=80.0)
+    path = add(first, store, name)
+    (probe,) = (n for n in first if n.startswith("evaluations/"))
+    other_probe = dump(json.loads(first[probe]) | {"top1": 80.01})
+    other_note = {"notes.txt": b"mine"}
+    for other, odd in (
+        (otherwise(first, "metrics.jsonl"), "metrics.jsonl"),
+        (otherwise(first, "result.json"), "result.json"),
+        (first | {probe: other_probe}, probe),
+        (records(chosen, probe=81.0), probe),
+    ):
+        with pytest.raises(ValueError, match=f"holds another outcome of the same run: {odd} differs"):
+            add(later(other), store, name)
+    assert stores.records(path) == first
+    add(first | other_note, store, name)
+    with pytest.raises(ValueError, match=r"notes\.txt differs"):
+        add(later(first) | {"notes.txt": b"yours"}, store, name)
+    assert stores.records(path) == first | other_note

@@ -1,6 +1,5 @@
 """What goes to a cluster and comes home from it, without one: `test_ray.py` has a real one."""
 
-import fcntl
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -75,12 +74,24 @@ def test_what_was_only_begun_stays_away_and_a_failure_comes_home(tmp_path):
 def test_what_cannot_be_put_in_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "GRACE", 0.0)
     run = made(job(probe=False), tmp_path / "node")
-    there = made(job(probe=False), tmp_path / "home", rate=7.0)
+    there = made(job(probe=False), tmp_path / "home")
+    files.save_json(there.path / "result.json", there.result | {"loss": 2.0})
     found = home(Outcome(1, "stopped", "stopped", 1.0), run, tmp_path / "home")
-    assert (found.state, "stopped; and " in found.line, "speed.jsonl differs" in found.line) == ("failed", True, True)
+    assert (found.state, "stopped; and " in found.line, "result.json differs" in found.line) == ("failed", True, True)
     with record.locked(there):
         found = home(Outcome(1, "done", "", 1.0), run, tmp_path / "home")
     assert (found.state, "is in use by process" in found.line) == ("blocked", True)
+
+
+def test_the_same_numbers_of_another_driver_are_no_failure(tmp_path):
+    """Two drivers without --shared do everything twice; what came home first stays."""
+    job_of_both = job("shapes")
+    there = made(job_of_both, tmp_path / "home", time="2026-01-01T00:00:00Z")
+    run = made(job_of_both, tmp_path / "node", rate=7.0, probe_seconds=9.0, time="2026-01-01T00:00:07Z")
+    before = records(there.path)
+    found = home(Outcome(1, "done", "", 1.0, "x"), run, tmp_path / "home")
+    assert (found.state, found.line, found.run) == ("done", "", str(there.path))
+    assert records(there.path) == before
 
 
 def test_an_error_that_says_nothing_has_a_name():
@@ -118,30 +129,6 @@ def test_a_run_that_fits_on_no_node_is_refused(monkeypatch, nodes, asked, said):
     monkeypatch.setattr(cluster, "_connected", lambda address: fake(nodes=nodes))
     with pytest.raises(ValueError, match=said):
         cluster.describe(Executor(**asked))
-
-
-def test_a_folder_is_locked_before_others_see_it(monkeypatch, tmp_path):
-    """Whoever sweeps up what lost runs left may come at any moment."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / f"{cluster._SCRATCH}lost"
-    left.mkdir()
-    (left / cluster._HELD).touch()
-    honest, folders = fcntl.flock, []
-
-    def flock(file, how):
-        monkeypatch.setattr(fcntl, "flock", honest)
-        with cluster._scratch():  # another task, at the very moment that this one is about to lock
-            folders.append(Path(file.name).parent)
-        honest(file, how)
-
-    with cluster._scratch():
-        assert not left.exists()
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with cluster._scratch() as folder:
-        assert folders == [folder]
-        with cluster._scratch():
-            assert folder.exists()
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_under_way_says_where_it_stopped_and_what_waited_says_nothing():

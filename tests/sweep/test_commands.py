@@ -8,6 +8,7 @@ import time
 import pytest
 
 from marginlens.cli import main
+from marginlens.data import shapes, store
 from marginlens.runs.store import examine, scan
 from marginlens.sweep import conduct, local
 from marginlens.sweep.child import Outcome
@@ -326,7 +327,45 @@ def test_many_runs_are_confirmed(pretend, capsys, monkeypatch):
     assert len(pretend(*SWEEP[:-1], "seed=1000|1001", "--most", "1")) == 4
 
 
+LONG, HUGE = "x" * 100_000, str(10**400)
+ONE = ("sweep", "--data", "shapes", "--dry-run", "--grid", "seed=0")
 MISTAKES = {
+    ("reproduce", ""): "there is no table ''; there are tab1, tab2",
+    ("reproduce", "tab2", "", "--dry-run"): "there is no table ''",
+    ("reproduce", LONG): "x...; there are tab1",
+    ("reproduce", "tab2", "--only", ""): "no cell of Tab. 2 matches ''",
+    ("reproduce", "tab2", "--only", LONG): "x...; paths are method/data/row",
+    ("reproduce", "tab2", "--seeds", "-1"): "seeds is -1",
+    ("reproduce", "tab2", "--seeds", HUGE): "it must be less than or equal to 1000",
+    ("reproduce", "tab2", "--epochs", "nan"): "invalid literal",
+    ("reproduce", "tab2", "--epochs", HUGE): "--epochs is for a shorter look",
+    ("reproduce", "tab2", "--limit-minutes", "nan"): "limit_minutes is nan; it must be a finite number",
+    ("reproduce", "tab2", "--only", "MoCo/CIFAR10/pos", "--at-once", HUGE, "--dry-run"): "less than or equal to 1000",
+    (*ONE, "--at-once", str(2**53)): "less than or equal to 1000",
+    (*ONE, "--per-gpu", HUGE): "less than or equal to 1000",
+    (*ONE, "--probe-epochs", HUGE): "less than or equal to 9007199254740992",
+    (*ONE, "--holdout", HUGE): "less than or equal to 9007199254740992",
+    (*ONE, "--runs", LONG): "File name too long; give another folder",
+    (*ONE, "--transfer-to", LONG): "there is no data set",
+    ("sweep", "--dry-run", "--grid", f"data={LONG}"): "there is no data set",
+    (*ONE[:-1], f"epochs={HUGE}"): "0...; the most is 9,007,199,254,740,992",
+    (*ONE[:-1], "seed=1|"): "has an empty value",
+    (*ONE[:-1], "seed="): "has an empty value",
+    (*ONE[:-1], ""): "--grid '' has no '='",
+    (*ONE[:-1], "="): "there is no setting ''",
+    (*ONE[:-1], LONG): "x... has no '='",
+    (*ONE[:-1], f"{LONG}=1"): "there is no setting",
+    (*ONE[:-1], f"method={LONG}"): "there is no method",
+    (
+        "sweep",
+        "--grid",
+        "seed=0",
+        "--executor",
+        "ray",
+        "--address",
+        f"127.0.0.1:{'9' * 5000}",
+    ): "there is no Ray cluster",
+    ("sweep", "--grid", "seed=0", "--executor", "ray", "--address", f"{'x' * 99}.org:1"): "there is no Ray cluster",
     ("sweep", "--data", "shapes"): "--grid is missing",
     ("sweep", "--grid", "sed=1"): "did you mean 'seed'?",
     ("sweep", "--grid", "seed=0", "--data", "cifar10"): "run: marginlens data prepare cifar10",
@@ -363,7 +402,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+@pytest.mark.parametrize("words", MISTAKES, ids=lambda words: " ".join(words)[:80])
 def test_mistakes(capsys, words, tmp_path):
     begin = time.monotonic()
     assert MISTAKES[words] in refused(capsys, *words)
@@ -397,6 +436,70 @@ def test_settings_from_a_file_and_printed(pretend, capsys, tmp_path):
     assert "there is no setting 'efect'" in refused(capsys, "sweep", "--config", "s.yaml", "--grid", "seed=0")
     (tmp_path / "s.yaml").write_text("only: MoCo/*\n")
     assert "only is 'MoCo/*'; it must be a list" in refused(capsys, "reproduce", "tab2", "--config", "s.yaml")
+
+
+PRINTED, PLANNED = ("sweep", "--print-config"), ("sweep", "--dry-run", "--grid", "seed=0")
+DEEP = "[" * 500 + "]" * 500
+ODD_FILES = [
+    ("data: 2026-01-01", PRINTED, "data is datetime.date(2026, 1, 1); it must be text, a number, yes or no, or a list"),
+    ("data: 2026-01-01", PLANNED, "Put text in quotes"),
+    ("split: !!binary aGk=", PRINTED, "split is b'hi'; it must be"),
+    ("tau: .nan", PRINTED, "tau is nan; it must be"),
+    ("grid: [1, 2]", PRINTED, "grid.0 is 1; it must be a valid string"),
+    ("tables: [1]", ("reproduce", "--print-config"), "tables.0 is 1; it must be a valid string"),
+    ("tables: ['']", ("reproduce", "--dry-run"), "there is no table ''"),
+    ("only: []", ("reproduce", "tab2"), "only is empty"),
+    ('runs: "a\\0b"', PLANNED, "embedded null byte; give another folder"),
+    (f"seed: {DEEP}", PRINTED, ""),
+    (f"grid: {DEEP}", PLANNED, ""),
+    (f"tables: {DEEP}", ("reproduce", "--dry-run"), ""),
+    ("{" * 5000, PRINTED, ""),
+    (f'{{"grid": {DEEP * 20}}}', PLANNED, ""),
+]
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize(("text", "words", "said"), ODD_FILES, ids=[text[:20] for text, *_ in ODD_FILES])
+def test_odd_files_are_one_line(capsys, tmp_path, suffix, text, words, said):
+    (tmp_path / f"s.{suffix}").write_text(text)
+    line = refused(capsys, *words, "--config", f"s.{suffix}")
+    assert said in line or suffix == "json"
+    assert len(line) < 500
+
+
+def test_names_are_no_markup(pretend, capsys, tmp_path, monkeypatch):
+    """In the plan's title and rows, and in what is said meanwhile: rich would hide [bold], or stumble over [/b]."""
+    odd, few = "[bold]:smile:", [store.Batch(*shapes.draw(128, "train"))]
+    monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
+    store.write(odd, {"train": few, "test": few}, shapes.CLASSES)
+    pretend("reproduce", "tab2", "--only", "MoCo/CIFAR10/plain", "--dataset", odd, "--dry-run")
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"a rehearsal on {odd}, not the paper's data" in out
+    assert f"mocov3 {odd} plain seed 0" in out
+    words = (*SWEEP[:-4], "--no-probe", "--dry-run", "--grid", "split=train|[/b]|[red]|:smile:|\x1b[31m")
+    pretend(*words)
+    out = capsys.readouterr().out
+    for name in ("[/b]", "[red]", ":smile:", "\\x1b[31m"):
+        assert f"split={name}" in out
+
+    def run_local(steps, where, slots, ending, say, grace=60.0):
+        say("[1] [/b] [red]of :smile: \x1b[31m")
+        yield Outcome(1, "failed", "no [/b] [red] :smile: \x1b[31m", 1.0)
+
+    monkeypatch.setattr(local, "run_local", run_local)
+    with pytest.raises(SystemExit):
+        main([*SWEEP[:-5], "1", "--no-probe", "--data", odd, "--encoder", "tiny", "--batch", "64", "--grid", "seed=0"])
+    out, err = capsys.readouterr()
+    assert "[1] [/b] [red]of :smile: \\x1b[31m\n" in err
+    assert "failed: no [/b] [red] :smile: \\x1b[31m\n" in out
+
+
+def test_a_measured_store_estimates_the_longest_runs(pretend, capsys):
+    """Or says nothing of them: no number is too large for it."""
+    pretend(*SWEEP)
+    for words in (("--epochs", str(2**53)), ("--probe-epochs", str(2**53)), ("--limit-minutes", "1e308")):
+        found = _json(pretend, capsys, *SWEEP[:3], *words, "--grid", "seed=0|7", "--dry-run", "--json")
+        assert found["plan"]
 
 
 def _json(pretend, capsys, *words):

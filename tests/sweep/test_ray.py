@@ -107,3 +107,18 @@ def test_a_shared_store_keeps_weights(cluster, tmp_path, capsys):
     assert (entry.state, entry.weights) == ("complete", True)
     main([*map(str, words), "--address", "127.0.0.1:1"])  # nothing is due, so nobody asks for the cluster
     assert json.loads(capsys.readouterr().out)["cached"] == 1
+
+
+@pytest.mark.slow
+def test_two_drivers_that_do_everything_twice_both_end_well(cluster, tmp_path):
+    """Without --shared neither sees what the other does; what comes home second is equal."""
+    words = (*WORDS, "--grid", "seed=0", "--probe-epochs", 1, "--runs", tmp_path / "runs", "--address", cluster.address)
+    drivers = [command(*words) for _ in range(2)]
+    for driver in drivers:
+        out, err = driver.communicate(timeout=180)
+        assert driver.returncode == 0, err
+        found = json.loads(out)
+        assert (found["done"], found["cached"], found["failed"]) == (1, 0, [])
+    (entry,) = scan(tmp_path / "runs")
+    assert (entry.state, [one["kind"] for one in entry.evaluations]) == ("complete", ["probe"])
+    assert not list(cluster.tmp.glob("marginlens-run-*"))
