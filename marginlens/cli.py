@@ -91,8 +91,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _fail(line: str, code: int) -> NoReturn:
-    said = line.replace("\n", "\\n")  # of a file's name: what we say is one line
-    output.say(f"marginlens: {said}", error=True)
+    output.complain(line)
     sys.exit(code)
 
 

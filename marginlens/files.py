@@ -93,13 +93,25 @@ def reason(error: Exception) -> str:
 
 
 def below(folder: Path) -> Iterator[str]:
-    """Yield the relative name of every file and every empty folder in a folder; symlinks are not followed."""
-    for at, folders, files in os.walk(folder):
+    """Yield the relative name of every file and every empty folder in a folder; symlinks are not followed.
+
+    Litter that systems leave does not count. A folder that cannot be listed raises: it may hold anything.
+    """
+    for at, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if os.path.islink(os.path.join(at, name))]
         for name in (*files, *links):
-            yield os.path.relpath(os.path.join(at, name), folder)
+            if not _LITTER.fullmatch(name):
+                yield os.path.relpath(os.path.join(at, name), folder)
         if not folders and not files and at != str(folder):
             yield os.path.relpath(at, folder)
+
+
+_LITTER = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.S)
+"""What macOS, Windows and NFS put into any folder."""
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _regular(path: Path, status: os.stat_result) -> None:

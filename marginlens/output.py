@@ -33,6 +33,11 @@ def say(text: str, *, error: bool = False, flush: bool = False) -> None:
     print(known.encode(coding, "backslashreplace").decode(coding), file=stream, flush=flush)
 
 
+def complain(line: str) -> None:
+    """Print what went wrong to standard error: one line, though a file's name in it has several."""
+    say("marginlens: " + line.replace("\n", "\\n"), error=True)
+
+
 def say_json(text: str) -> None:
     """Print JSON, in which only DEL is left to escape."""
     say(text.replace("\x7f", "\\u007f"))

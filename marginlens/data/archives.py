@@ -81,7 +81,10 @@ class Folder:
         self.path, self.where = path, str(path)
 
     def names(self) -> list[str]:
-        return [Path(name).as_posix() for name in below(self.path)]
+        try:
+            return [Path(name).as_posix() for name in below(self.path)]
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read ({reason(error)})") from None
 
     def open(self, name: str) -> BinaryIO:
         try:
@@ -121,7 +124,7 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         longer = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX)
         if self.type in longer and self.size > _HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+            raise RuntimeError(f"a header of {self.size:,} bytes, and at most {_HEADER_BYTES:,} are read")
         parsed: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return parsed
 

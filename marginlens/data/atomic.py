@@ -16,7 +16,8 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
-from marginlens.files import below, opened
+from marginlens.files import below, opened, reason
+from marginlens.output import complain
 
 Own = Callable[[Path], Iterable[str]]
 """Returns the names of the files that we wrote in a folder; raises a DataError if the folder is not ours."""
@@ -28,11 +29,14 @@ class DataError(ValueError):
 
 
 @contextmanager
-def partial(where: Path, name: str) -> Iterator[Path]:
-    """Make a hidden folder to write into; remove it if anything goes wrong, and what killed writers left before."""
+def partial(where: Path, name: str, own: Own | None = None) -> Iterator[Path]:
+    """Make a hidden folder to write into; remove it if anything goes wrong, and what killed writers left before.
+
+    With `own`, a folder that a killed writer had moved aside, and not replaced yet, is put back first.
+    """
     try:
         where.mkdir(parents=True, exist_ok=True)
-        _sweep(where, name)
+        _sweep(where, name, own)
         folder = where / f".{name}.{_host()}.{unique()}.partial"
         folder.mkdir()
     except OSError as error:
@@ -46,7 +50,7 @@ def partial(where: Path, name: str) -> Iterator[Path]:
 
 
 def publish(folder: Path, final: Path, own: Own) -> None:
-    """Rename a complete folder to its final name, in place of one that we wrote.
+    """Rename a complete folder to its final name, in place of one that we wrote; what fails leaves the old one there.
 
     Several writers may do this at once: each one's folder is in place for a while, and the last one's stays.
     """
@@ -54,21 +58,26 @@ def publish(folder: Path, final: Path, own: Own) -> None:
         before = _inode(final)
         try:
             check_ours(final, own)
-        except DataError:
+        except (DataError, OSError):
             if _inode(final) != before:
                 continue  # another writer replaced it while we looked
             raise
         old = final.with_name(f".{final.name}.{_host()}.{unique()}.old")
-        with suppress(FileNotFoundError):  # another writer has just moved it away
-            final.rename(old)
         try:
+            with suppress(FileNotFoundError):  # another writer has just moved it away
+                final.rename(old)
             folder.rename(final)
-            break
-        except OSError:
+        except BaseException as error:
             if not os.path.lexists(final):
+                with suppress(OSError):
+                    old.rename(final)
                 raise
-        finally:
             _discard(old, final, own)
+            if not isinstance(error, OSError):
+                raise
+        else:
+            _discard(old, final, own)
+            return
 
 
 def check_ours(final: Path, own: Own) -> None:
@@ -89,8 +98,10 @@ def _discard(old: Path, final: Path, own: Own) -> None:
         return
     try:
         check_ours(old, own)
-    except DataError:
-        old.rename(final.with_name(f"{final.name}-replaced-{unique()}"))
+    except (DataError, OSError) as error:
+        kept = final.with_name(f"{final.name}-replaced-{unique()}")
+        old.rename(kept)
+        complain(f"what {final} held before is kept as {kept.name} ({reason(error)})")
         return
     shutil.rmtree(old, ignore_errors=True)
 
@@ -126,10 +137,28 @@ def put(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
+def put_new(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; raise if something has its name by then."""
+    aside = path.with_name(f".{path.name}.{unique()}")
+    try:
+        save(aside, content)
+        try:
+            os.link(aside, path)  # a rename would replace what came there meanwhile
+        except FileExistsError:
+            raise DataError(f"{path} is there already; remove it, or give --out another name") from None
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise
+            aside.rename(path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
 def deliver(path: Path, content: bytes, mark: str = "") -> None:
     """Write a file at a place that the user named: where a symlink leads, or into a stream, such as /dev/stdout.
 
-    With a mark, a file that is there already is replaced only if it has that near its beginning: we wrote it then.
+    With a mark, a file that is there already is replaced only if it begins so: we wrote it then.
     """
     if is_stream(path):
         with _opened(path) as file:
@@ -140,17 +169,20 @@ def deliver(path: Path, content: bytes, mark: str = "") -> None:
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Raise if a file is there that was not written by us, which would have `mark` near its beginning."""
+    """Raise if a file is there that does not begin as what we write: `mark` is a pattern of its first bytes."""
     if not path.exists() or is_stream(path):
         return
     with opened(path) as file:
         begin = file.read(_MARKED)
-    if begin and mark.encode() not in begin:
-        raise DataError(f"{path} was not written by marginlens, and is not replaced; remove it, or give another name")
+    if begin and not re.match(mark.encode(), begin, re.S):
+        raise DataError(
+            f"{path} was not written by this version of marginlens, and is not replaced; "
+            f"remove it, or give another name"
+        )
 
 
 _MARKED = 4096
-"""Bytes at a file's beginning in which our mark is looked for."""
+"""Bytes at a file's beginning that tell what it is."""
 
 
 def is_stream(path: Path) -> bool:
@@ -227,13 +259,19 @@ def flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _sweep(where: Path, name: str) -> None:
+def _sweep(where: Path, name: str, own: Own | None) -> None:
     """Remove what writers on this host left behind when they were killed; a stranger's file of such a name stays."""
     for kind in ("partial", "old"):
         for left in where.glob(f".{escape(name)}.*.{kind}"):
             made = _made_aside(name, left.name, kind)
-            if made and made[1] == _host() and not _alive(int(made[2])):
+            if not made or made[1] != _host() or _alive(int(made[2])):
+                continue
+            if kind == "partial":
                 shutil.rmtree(left, ignore_errors=True)
+            elif not os.path.lexists(where / name):
+                left.rename(where / name)
+            elif own is not None:
+                _discard(left, where / name, own)
 
 
 def _made_aside(name: str, aside: str, kind: str) -> re.Match[str] | None:
@@ -248,7 +286,7 @@ def _host() -> str:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -108,7 +108,7 @@ def prepare_folder(
     root: Path | None = None,
 ) -> tuple[FolderIndex, list[str]]:
     """Write the index `name` of the images below a folder; return it, and what was skipped."""
-    store.check_target(name, expanded(path), root)
+    store.check_target(name, expanded(path), root, KIND)
     index, bad = index_folder(path, name, skip_bad=skip_bad, mean=mean, std=std, workers=workers)
     _write(index, root or store.root())
     return index, bad
@@ -201,6 +201,8 @@ def _read(path: Path, name: str, record: Facts) -> FolderIndex:
             store.array(at, shape, dtype) if (at := path / f"{split}-{kind}.npy").exists() else None
             for kind, shape, dtype in (("lengths", (count,), "<i8"), ("digests", (count, 32), "|u1"))
         )
+        if record.checksum and (lengths is None or digests is None):
+            raise DataError(f"{path} is damaged: {split} has lost its lengths or digests; prepare {name} again")
         splits[split] = FileSplit(files, labels, sizes, lengths, digests)
     given = (record.model_extra or {}).get("given") or (None, None)
     numbers = (tuple(record.mean), tuple(record.std), record.fingerprint)
@@ -219,19 +221,31 @@ def _leaves(file: str) -> bool:
 def crop_file(path: Path, box: Iterable[int], size: int, known: Iterable[int | bytes] = ()) -> Images:
     """Return the crop (top, left, height, width) of an image file, size x size.
 
-    `known`: the image's height and width, the file's length and SHA-256, if they must be what they were. JPEGs are
-    decoded at 1/2, 1/4 or 1/8 where the crop still has `size` pixels a side; the box is in upright pixels.
+    `known`: the image's height and width, the file's length and SHA-256, if they must be what they were.
     """
-    top, left, height, width = (int(x) for x in box)
     before = tuple(known)
+    return crop(path, read_file(path, before), box, size, before)
+
+
+def read_file(path: Path, known: tuple[int | bytes, ...] = ()) -> bytes:
+    """Return the content of an image file, which must be what it was when its folder was prepared."""
     try:
         content = read(path, MOST_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path} is gone; prepare its folder again") from None
     except OSError as error:
         raise undecodable(path, error) from None
-    if before[3:] and before[3] != hashlib.sha256(content).digest():
+    if known[3:] and known[3] != hashlib.sha256(content).digest():
         raise DataError(f"{path} has changed since its folder was prepared; prepare it again")
+    return content
+
+
+def crop(path: Path, content: bytes, box: Iterable[int], size: int, before: tuple[int | bytes, ...]) -> Images:
+    """Return a crop of an image whose file has this content.
+
+    JPEGs are decoded at 1/2, 1/4 or 1/8 where the crop still has `size` pixels a side; the box is in upright pixels.
+    """
+    top, left, height, width = (int(x) for x in box)
     try:
         with unwarned(), open_image(content) as image:
             turn, whole = image.getexif().get(ExifTags.Base.Orientation), image.size
@@ -394,7 +408,7 @@ def _fingerprint(splits: dict[str, FileSplit], classes: tuple[str, ...], given: 
 
 
 def _write(index: FolderIndex, root: Path) -> None:
-    with partial(root, index.name) as folder:
+    with partial(root, index.name, _own) as folder:
         for split, part in index.splits.items():
             save(folder / f"{split}-files.txt", "\n".join(part.files).encode())
             arrays = {"labels": part.labels, "sizes": part.sizes, "lengths": part.lengths, "digests": part.digests}
@@ -416,4 +430,9 @@ def _write(index: FolderIndex, root: Path) -> None:
             "fingerprint": index.fingerprint,
         }
         store.save_record(folder, record)
-        publish(folder, root / index.name, store.own)
+        publish(folder, root / index.name, _own)
+
+
+def _own(path: Path) -> set[str]:
+    """Return the names of the files of an index; raise if the folder is not one."""
+    return store.own(path, KIND)

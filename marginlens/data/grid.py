@@ -15,8 +15,8 @@ from marginlens.data.atomic import deliver, writing
 from marginlens.data.store import Images
 from marginlens.data.views import View, make_view
 
-MARK = "Software\0marginlens"
-"""In a picture that we drew; a stranger's is never replaced."""
+MARK = "[^P]PNG.{4,60}tEXtSoftware\0marginlens"
+"""How a picture begins that we drew. A stranger's is never replaced."""
 _GAP = 2
 _LABEL = 130
 _GROUND, _INK = (255, 255, 255), (20, 20, 20)

@@ -249,17 +249,21 @@ def names(folder: Path | None = None) -> list[str]:
     return sorted(name for name in found if os.path.isfile(where / name / "store.json"))
 
 
-def own(path: Path) -> set[str]:
-    """Return the names of the files that we wrote in a store; raise if the folder is not a store of ours."""
+def own(path: Path, kind: str = "") -> set[str]:
+    """Return the names of the files that we wrote in a store; raise if the folder is not a store of this kind."""
     if not os.path.lexists(path / "store.json"):
         raise DataError(
             f"{path} is not a data set that marginlens wrote (it has no store.json), and is never replaced; "
             f"give --as another name, or set MARGINLENS_DATA to another folder"
         )
-    return record(path, path.name).files
+    facts = record(path, path.name)
+    if facts.kind != kind:
+        what = "an index of a folder of images" if facts.kind else "a data set of arrays"
+        raise DataError(f"{path} is {what}, which is not replaced by another kind; give another name, or remove it")
+    return facts.files
 
 
-def check_target(name: str, source: Path | None, folder: Path | None = None) -> None:
+def check_target(name: str, source: Path | None, folder: Path | None = None, kind: str = "") -> None:
     """Raise before anything is read, if the store would replace what is not ours, or overlap with its own source."""
     target = (folder or root()) / name
     if name == DOWNLOADS:
@@ -272,7 +276,7 @@ def check_target(name: str, source: Path | None, folder: Path | None = None) -> 
                 f"give --from the data set's files alone, or set MARGINLENS_DATA to a folder outside"
             )
     try:
-        check_ours(target, own)
+        check_ours(target, lambda path: own(path, kind))
     except OSError as error:
         raise DataError(f"{target} cannot be read ({reason(error)})") from None
 
@@ -287,7 +291,7 @@ def write(
     """Write a store from pieces of each split, and return it. Nothing of it is seen before all of it is there."""
     where = folder or root()
     check_target(name, None, where)
-    with partial(where, name) as folder:
+    with partial(where, name, own) as folder:
         classes = tuple(classes)
         digest = hashlib.sha256(json.dumps(classes).encode())
         totals = np.zeros((2, 3))

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from marginlens.autodiff import full_precision
 from marginlens.data.atomic import DataError
-from marginlens.data.folder import FolderIndex, crop_file
+from marginlens.data.folder import FolderIndex, crop, crop_file, read_file
 from marginlens.data.views import View, colour, parameters
 from marginlens.data.workers import end_with_parent, without_main
 
@@ -69,12 +69,12 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
     def __getitem__(self, asked: tuple[int, int]) -> tuple[int, list[Tensor]]:
         (epoch, i), part = asked, self.index.splits[self.split]
         height, width = part.sizes[i].tolist()
-        crops = []
+        file, known, crops = self.index.path / part.files[i], part.known(i), []
+        content = read_file(file, known)  # once for all views
         for number, view in enumerate(self.views, self.first):
             drawn = parameters(torch.tensor([i]), height, width, view, self.seed, epoch, number)
-            box, file = drawn.boxes[0].tolist(), self.index.path / part.files[i]
-            crop = torch.from_numpy(crop_file(file, box, view.size, part.known(i)))
-            crops.append(crop.flip(2) if bool(drawn.flip[0]) else crop)
+            cut = torch.from_numpy(crop(file, content, drawn.boxes[0].tolist(), view.size, known))
+            crops.append(cut.flip(2) if bool(drawn.flip[0]) else cut)
         return i, crops
 
 

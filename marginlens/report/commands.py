@@ -25,12 +25,12 @@ from marginlens.report.tables import markdown as make_markdown
 from marginlens.runs.store import scan
 
 MARKS = {
-    "html": "<title>marginlens report</title>",
-    "md": "Made by `marginlens report`",
+    "html": "<!doctype html>\n<html[^\n]*\n<title>marginlens report</title>",
+    "md": "# Results\n\nMade by `marginlens report`",
     "tex": "% made by marginlens report",
-    "svg": "--ink:#1b1f24;--paper:#fff",
+    "svg": "<svg [^>]*><style>\n:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff",
 }
-"""How each kind of file that a report writes can be told from a stranger's, which is never replaced."""
+"""How each kind of file that a report writes begins. A stranger's, which does not, is never replaced."""
 
 
 def report(
@@ -67,14 +67,17 @@ def report(
         json: Print the tables' numbers as JSON.
     """
     found = read(runs, only)
-    more = {"--insert": (expanded(insert), insert_brief(found, expanded(insert)))} if insert else {}
-    more |= {"--rates": (expanded(rates), rates_picture(found))} if rates else {}
+    if insert:
+        insert_brief(found, expanded(insert))  # before anything is written
     if rates:
         check_replaceable(expanded(rates), MARKS["svg"])
     written = write(found, runs, out, markdown, latex)
-    for option, (path, text) in more.items():
-        _put(path, text, option, MARKS["svg"] if option == "--rates" else "")
-        written.append(str(path))
+    if insert:
+        _put(expanded(insert), insert_brief(found, expanded(insert)), "--insert")  # read anew: it may have been edited
+        written.append(str(expanded(insert)))
+    if rates:
+        _put(expanded(rates), legible(rates_picture(found)), "--rates", MARKS["svg"])
+        written.append(str(expanded(rates)))
     if json:
         say_json(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
@@ -101,10 +104,11 @@ def write(
     files = {"html": out / "report.html", "md": table, "tex": tex}
     for kind, path in files.items():  # before anything is written
         check_replaceable(path, MARKS[kind])
-    _put(out / "report.html", page(found, [str(store) for store in dict.fromkeys(runs)]), "--out", MARKS["html"])
+    body = legible(page(found, [str(store) for store in dict.fromkeys(runs)]))
+    _put(out / "report.html", body, "--out", MARKS["html"])
     at = Path("tables.md") if is_stream(table) else table  # what reads a stream is taken to be here
-    _put(table, make_markdown(found, at), "--markdown" if markdown else "--out", MARKS["md"])
-    _put(tex, make_latex(found), "--latex" if latex else "--out", MARKS["tex"])
+    _put(table, legible(make_markdown(found, at)), "--markdown" if markdown else "--out", MARKS["md"])
+    _put(tex, legible(make_latex(found)), "--latex" if latex else "--out", MARKS["tex"])
     return [str(path) for path in files.values()]
 
 
@@ -115,7 +119,7 @@ def insert_brief(found: Gathered, path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {path} ({reason(error)}); --insert names a Markdown file") from None
     try:
-        return put_in(held, brief(found, path))
+        return put_in(held, legible(brief(found, path)))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -154,7 +158,7 @@ def _tables(patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def _put(path: Path, text: str, option: str, mark: str) -> None:
+def _put(path: Path, text: str, option: str, mark: str = "") -> None:
     """Write a file aside and rename it; `option` is what named its place, `mark` tells a file of ours."""
     with writing(path, option):
-        deliver(path, legible(text).encode(), mark)
+        deliver(path, text.encode(), mark)

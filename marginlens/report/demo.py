@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COLOURS = {"random": "#8a8a8a", "plain": "#1f6fb4", "margin": "#d1495b", "emphasis": "#2a9d6f"}
 CLASSES = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 Places: TypeAlias = NDArray[np.float32]
-MARKS = {"html": "<title>marginlens demo</title>", "png": MARK}
+MARKS = {"html": "<!doctype html>\n<html[^\n]*\n<title>marginlens demo</title>", "png": MARK}
 """How our page and picture can be told from a stranger's, which are never replaced."""
 _POINTS = 1000
 _BINS = 45

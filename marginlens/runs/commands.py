@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from marginlens.output import say
+from marginlens.output import complain
 from marginlens.paths import expanded
 from marginlens.runs import store, texts
 from marginlens.runs.entry import Entry
@@ -241,6 +241,6 @@ def _end(lines: Iterable[str]) -> None:
     """What was bad, a line each, after all that was good; then the exit code of bad input."""
     said = list(lines)
     for line in said:
-        say(f"marginlens: {line}", error=True)
+        complain(line)
     if said:
         sys.exit(2)

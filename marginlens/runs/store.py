@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -148,9 +148,10 @@ def drop_weights(run: Run) -> int:
             )
         if folder.exists():
             _check_own(run.path, "checkpoints")
-            os.rename(folder, run.path / f".checkpoints.{unique()}")
+            _move_aside(folder, run.path / f".checkpoints.{unique()}", lambda at: _check_own(run.path, at.name))
         freed = 0
         for left in _dropped(run.path):  # also what a process left that was killed meanwhile
+            _check_own(run.path, left.name)
             freed += size_of(left)
             shutil.rmtree(left, ignore_errors=True)
             freed -= size_of(left)
@@ -170,9 +171,10 @@ def remove(entry: Entry) -> int:
         _check_own(entry.path)
         freed = now.size_bytes
         aside = entry.path.with_name(f".{entry.name}.{unique()}.removed")
-        os.rename(entry.path, aside)
+        _move_aside(entry.path, aside, _check_own)
         for left in entry.path.parent.glob(".*.removed"):  # also what a process left that was killed meanwhile
             if _REMOVED.fullmatch(left.name):
+                _check_own(left)
                 shutil.rmtree(left, ignore_errors=True)
     return freed
 
@@ -206,16 +208,27 @@ _UNIQUE = r"\d+-[0-9a-f]{8}"
 """What `unique` gives."""
 _REMOVED = re.compile(rf"\..+-[0-9a-f]{{10}}\.{_UNIQUE}\.removed")
 _DROPPED = re.compile(rf"\.checkpoints\.{_UNIQUE}")
+_RECORD = r"(?:(?:config|result|failure)\.json|(?:environment|metrics|speed)\.jsonl)"
+_CHECKPOINT = r"step-\d+-[0-9a-f]{32}\.(?:safetensors(?:\.damaged)?|partial)"
 _OWN = re.compile(
-    r"(?:config\.json|environment\.jsonl|metrics\.jsonl|speed\.jsonl|result\.json|failure\.json|lock"
-    rf"|\.(?:config|result|failure)\.json\.\d+(?:-[0-9a-f]{{8}})?|{_DROPPED.pattern}/.*"
+    rf"(?:{_RECORD}|lock|\.{_RECORD}\.\d+(?:-[0-9a-f]{{8}})?|{_DROPPED.pattern}(?:/{_CHECKPOINT})?"
     r"|evaluations|evaluations/[a-z]+-[^/]*-[0-9a-f]{10}\.json"
     r"|evaluations/\.[a-z]+-[^/]*-[0-9a-f]{10}\.json\.\d+(?:-[0-9a-f]{8})?"
-    r"|checkpoints|checkpoints/step-\d+-[0-9a-f]{32}\.(?:safetensors(?:\.damaged)?|partial)"
-    r"|tensorboard|tensorboard/events\.out\.tfevents\.[^/]*)",
+    rf"|checkpoints|checkpoints/{_CHECKPOINT}"
+    r"|tensorboard|tensorboard/events\.out\.tfevents\.\d+)",
     re.S,
 )
 """The names of all that a run writes."""
+
+
+def _move_aside(path: Path, aside: Path, check: Callable[[Path], None]) -> None:
+    """Rename what will be removed, and put it back if a stranger's file came into it just before."""
+    os.rename(path, aside)
+    try:
+        check(aside)
+    except BaseException:
+        os.rename(aside, path)
+        raise
 
 
 def _check_own(run: Path, part: str = "") -> None:
@@ -296,6 +309,8 @@ def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
     if unbegun(final):
         _write(final, content)
         return
+    if linked := _linked(final):
+        raise ValueError(f"{final.name} is not added: {linked} is a symlink; put the file itself in its place")
     there = examine(final)
     if there.run is None or there.run.id != id_:
         raise ValueError(f"{final.name} is not added: {there.why or f'{final} is another run'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from marginlens.data.atomic import DataError, put, writing
+from marginlens.data.atomic import DataError, put_new, writing
 from marginlens.data.folder import index_folder
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
@@ -196,13 +197,13 @@ def _free(out: str | Path, beside: str) -> Path:
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
     for file in (path, path.with_suffix(beside)):
-        if file.exists():
+        if os.path.lexists(file):
             raise ValueError(f"{file} is there already; remove it, or give --out another name")
     with writing(path, "--out"), tempfile.TemporaryFile(dir=path.parent):
         return path
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file that is there whole or not at all, and that takes no other's place."""
     with writing(path, "--out"):
-        put(path, content)
+        put_new(path, content)

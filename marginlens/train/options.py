@@ -96,9 +96,9 @@ def settle(
 
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a JSON or YAML file, or from the config.json of a run."""
-    json_file = path.suffix == ".json"
+    json_file, place = path.suffix == ".json", expanded(path)
     try:
-        said = text(expanded(path), MOST_BYTES)
+        said = text(place, MOST_BYTES)
         found = json.loads(said, object_pairs_hook=_once) if json_file else yaml.load(said, _Yaml)
         if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
             found = NEUTRAL | found["settings"]  # what an older version did not know yet was neutral there

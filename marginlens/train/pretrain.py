@@ -322,7 +322,7 @@ def finish(trainer: Trainer) -> None:
     result = {key: last[key] for key in ("loss", "knn", "spread", "embedding_spread") if key in last}
     facts = {"epochs": trainer.settings.epochs, "steps": trainer.total, "images": trainer.samples}
     images = sum(line["seconds"] * line["images_per_second"] for line in speed)
-    time_taken = {"seconds": seconds, "images_per_second": images / seconds}
+    time_taken = {"seconds": seconds, "images_per_second": images / seconds if seconds else 0.0}
     assert trainer.saved is not None
     with writing(trainer, "result.json") as path:
         files.save_json(path, facts | result | time_taken | {"checkpoint": trainer.saved.name})

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -201,7 +202,7 @@ def _evaluate(
 
     if missing():
         # nobody removes the weights meanwhile, nor measures the same
-        with record.locked(run) as hold:
+        with record.locked(run) as hold, _still_there(hold):
             wanted = missing()  # without what was measured by whoever held it until now
             facts = {"kind": kind, "run": run.id, "data": data, "data_fingerprint": feed.fingerprint}
             for path, found in _measured(run, feed, wanted, display).items():
@@ -220,6 +221,16 @@ def _evaluate(
     if bad := [rate for rate, one in others.items() if diverged(one)]:
         found["beside_diverged"] = bad
     return found
+
+
+@contextmanager
+def _still_there(hold: record.Hold | None) -> Iterator[None]:
+    """Report that the run's folder was moved, if it was, in place of whatever else went wrong then."""
+    try:
+        yield
+    finally:
+        if hold is not None:
+            hold.check()
 
 
 def to_lower(device: torch.device) -> str:

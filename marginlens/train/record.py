@@ -117,8 +117,9 @@ class Run:
         return list(self.evaluation_files.values())
 
     def checkpoint(self) -> checkpoint.Checkpoint:
-        """The last checkpoint of a complete run."""
+        """Return the last checkpoint of a complete run, whose records are whole too."""
         steps = self.result["steps"]
+        check_records(self)
         found, damaged = checkpoint.newest(self.path / "checkpoints", self.id)
         if found is None:
             raise ValueError(f"{self.path} has no checkpoint: its weights are gone, its records can still be read")
@@ -154,7 +155,8 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
 
 
 def check_records(run: Run) -> None:
-    """Raise if the metrics are not those of a complete run: a line for each epoch."""
+    """Raise if the metrics are not those of a complete run: a proper line for each epoch."""
+    check.metrics(run.path / "metrics.jsonl")
     epochs = [line.get("epoch") for line in run.metrics]
     if epochs != list(range(1, run.settings.epochs + 1)):
         raise ValueError(
@@ -325,8 +327,10 @@ def _take(run: Run) -> Hold:
             file = os.open(path, flags, 0o666)
         try:
             _check_lock_file(path, file)
-            guarded = _lock(folder)
-            if guarded is False or not _lock(file):
+            guarded, sole = _lock(folder), _lock(file)
+            if sole is None:
+                raise ValueError(f"{path} cannot be locked on this file system; give --runs a folder on another one")
+            if guarded is False or not sole:
                 holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
                 raise InUse(f"{run.path} is in use by {holder}; wait for it, or stop it first")
             with disk(path, **again):

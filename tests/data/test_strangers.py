@@ -14,6 +14,7 @@ from marginlens.cli import main
 from marginlens.data import atomic, folder, sources, store
 from marginlens.data.atomic import DataError
 from marginlens.data.prepare import download, load, open_data, prepare
+from marginlens.files import below
 from tests.data.conftest import jpeg, tar_of, tree_of_jpegs
 from tests.data.test_store import write
 
@@ -150,7 +151,7 @@ def test_a_picture_of_the_users_is_not_replaced(command, tmp_path, monkeypatch, 
     file.write_bytes(b"\x89PNG my holidays")
     refused("data", command, "shapes")
     assert file.read_bytes() == b"\x89PNG my holidays"
-    assert f"{file.name} was not written by marginlens, and is not replaced" in capsys.readouterr().err
+    assert f"{file.name} was not written by this version of marginlens, and is not replaced" in capsys.readouterr().err
     file.unlink()
     for _ in range(2):  # ours may be drawn again
         main(["data", command, "shapes"])
@@ -167,14 +168,14 @@ def test_an_archive_in_the_stores_own_folder_is_refused(data_root, cifar10, tmp_
 WRITER = """
 import sys
 from tests.data.test_store import write
-for i in range(40):
+for i in range(15):
     write(seed=i % 2)
 print("done", flush=True)
 """
 
 
 def test_writers_and_readers_at_once(data_root):
-    """Nobody meets a folder that is not empty, nor one that is not there: it is replaced 80 times meanwhile."""
+    """Nobody meets a folder that is not empty, nor one that is not there: it is replaced 30 times meanwhile."""
     known = {write(seed=seed).fingerprint for seed in (0, 1)}
     writers = [subprocess.Popen([sys.executable, "-c", WRITER], stdout=-1, stderr=-1, text=True) for _ in range(2)]
     reads = 0
@@ -185,7 +186,7 @@ def test_writers_and_readers_at_once(data_root):
     for writer in writers:
         said, error = writer.communicate()
         assert (said, error, writer.returncode) == ("done\n", "", 0)
-    assert reads > 20
+    assert reads > 5
     assert [p.name for p in data_root.iterdir()] == ["x"]
 
 
@@ -261,10 +262,86 @@ def test_a_folder_that_changed_is_noticed(data_root, tmp_path, what):
 
 
 def test_how_long_it_takes_to_verify_cifar(data_root):
-    """Under a second, once per run, for as many bytes as CIFAR has."""
-    images = np.random.default_rng(0).integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8)
-    parts = {"train": [store.Batch(images, np.arange(60_000) % 10)]}
-    found = store.write("big", parts, [str(i) for i in range(10)])
+    """Under a second, once per run, for as many bytes as CIFAR has: here a tenth of them."""
+    images = np.zeros((6_000, 3, 32, 32), np.uint8)
+    found = store.write("big", {"train": [store.Batch(images, np.arange(6_000) % 10)]}, [str(i) for i in range(10)])
     begin = time.perf_counter()
     store.verify(found)
-    assert time.perf_counter() - begin < 1.0
+    assert time.perf_counter() - begin < 0.1
+
+
+class Interrupted(BaseException):
+    """A signal that comes at a bad moment."""
+
+
+@pytest.mark.parametrize("how", [OSError(5, "Input/output error"), Interrupted()], ids=["a broken disk", "a signal"])
+def test_a_replacement_that_fails_leaves_the_old_one(data_root, monkeypatch, how):
+    """Between the two renames."""
+    kept = write(seed=0).fingerprint
+    rename = type(data_root).rename
+
+    def broken(path, target):
+        if path.name.endswith(".partial"):
+            raise how
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(data_root), "rename", broken)
+        with pytest.raises((DataError, Interrupted)):
+            write(seed=1)
+    assert store.read("x").fingerprint == kept
+    assert [p.name for p in data_root.iterdir()] == ["x"]
+
+
+def test_what_a_writer_left_that_was_killed_between_two_renames_is_put_back(data_root):
+    kept = write(seed=0).fingerprint
+    (data_root / "x").rename(data_root / f".x.{atomic._host()}.999999999-0123abcd.old")
+    with pytest.raises(DataError, match="there are no images"):
+        store.write("x", {"train": []}, ["a"])
+    assert store.read("x").fingerprint == kept
+
+
+def test_a_process_number_that_is_none(data_root):
+    data_root.mkdir()
+    stray = data_root / f".x.{atomic._host()}.99999999999999999999999-deadbeef.partial"
+    stray.mkdir()
+    write()
+    assert not stray.exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("marginlens.files.os.scandir", refuse)
+    with pytest.raises(PermissionError):
+        list(below(tmp_path))
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._x", "Thumbs.db", ".nfs0000000000abcd"])
+def test_litter_of_systems_does_not_block(data_root, name):
+    write()
+    (data_root / "x" / name).write_text("litter")
+    write(seed=1)
+    assert not (data_root / "x" / name).exists()
+
+
+def test_another_kind_is_not_replaced(data_root, tmp_path):
+    """Arrays that somebody wrote by hand are perhaps nowhere else."""
+    tree_of_jpegs(tmp_path / "photos")
+    kept = write("mine").fingerprint
+    with pytest.raises(DataError, match="mine is a data set of arrays, which is not replaced by another kind"):
+        folder.prepare_folder(tmp_path / "photos", "mine")
+    assert store.read("mine").fingerprint == kept
+    folder.prepare_folder(tmp_path / "photos", "pets")
+    with pytest.raises(DataError, match="pets is an index of a folder of images, which is not replaced"):
+        write("pets")
+
+
+@pytest.mark.parametrize("kind", ["lengths", "digests"])
+def test_an_index_that_lost_a_file_is_damaged(data_root, tmp_path, kind):
+    tree_of_jpegs(tmp_path / "photos")
+    folder.prepare_folder(tmp_path / "photos", "pets")
+    (data_root / "pets" / f"train-{kind}.npy").unlink()
+    with pytest.raises(DataError, match="pets is damaged: train has lost its lengths or digests"):
+        folder.read_folder("pets")

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def gpu_files(root: Path = REPOSITORY) -> list[str]:
     That is `kernels/`, whatever imports triton or captures CUDA graphs, itself or by a helper, and whatever chooses
     between a module that imports triton and another one.
     """
-    trees = {_module(path, root): ast.parse(path.read_text()) for path in sorted((root / "marginlens").rglob("*.py"))}
+    trees = {_module(path, root): _tree(path) for path in sorted((root / "marginlens").rglob("*.py"))}
     imports = {name: set(_imports(tree, trees)) for name, tree in trees.items()}
     kernels = {name for name in trees if name.startswith("marginlens.kernels") or "triton" in imports[name]}
     captures = {name for name in trees if _captures(trees[name])}
@@ -91,15 +92,24 @@ def cpu_tests(file: str) -> list[str]:
     """
     module, trees = _module(REPOSITORY / file, REPOSITORY), {}
     for other in gpu_files():
-        trees[_module(REPOSITORY / other, REPOSITORY)] = ast.parse((REPOSITORY / other).read_text())
+        trees[_module(REPOSITORY / other, REPOSITORY)] = _tree(REPOSITORY / other)
     if _captures(trees[module]) and not set(_imports(trees[module], trees)) & trees.keys():
         return []
     users: set[str] = {module}
     while more := {name for name, tree in trees.items() if name not in users and users & set(_imports(tree, trees))}:
         users |= more
     tests = [path for path in sorted((REPOSITORY / "tests").rglob("test_*.py")) if "gpu" not in path.parts]
-    used = {path: set(_imports(ast.parse(path.read_text()), users)) for path in tests}
+    used = {path: set(_imports(_tree(path), users)) for path in tests}
     return [path.relative_to(REPOSITORY).as_posix() for path in tests if used[path] & users]
+
+
+def _tree(path: Path) -> ast.Module:
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1000)
+def _parsed(path: Path, changed: int) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _module(path: Path, root: Path) -> str:
