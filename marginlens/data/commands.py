@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from marginlens.checks import whole
 from marginlens.data import store
 from marginlens.data.atomic import DataError
+from marginlens.data.facts import record
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder
 from marginlens.data.grid import save_grid, save_views
 from marginlens.data.prepare import open_data, prepare, verified
@@ -235,7 +236,7 @@ def _about(name: str) -> str:
     if name in SOURCES:
         return SOURCES[name].about
     try:
-        record = store.record(store.root() / name, name)
+        known = record(store.root() / name, name)
     except DataError as error:
         return str(error)
-    return f"a folder of images: {record.path}" if record.kind == KIND else "a data set of arrays"
+    return f"a folder of images: {known.path}" if known.kind == KIND else "a data set of arrays"

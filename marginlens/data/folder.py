@@ -25,6 +25,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from marginlens.data import store
 from marginlens.data.atomic import DataError, flush, partial, publish, save
+from marginlens.data.facts import FORMAT, Facts, array, save_record
 from marginlens.data.images import (
     MOST_BYTES,
     SUFFIXES,
@@ -36,7 +37,7 @@ from marginlens.data.images import (
     undecodable,
     unwarned,
 )
-from marginlens.data.store import NO_LABEL, Facts, Images, Labels
+from marginlens.data.store import NO_LABEL, Images, Labels
 from marginlens.data.workers import end_with_parent, without_main
 from marginlens.files import MIB, read, reason
 from marginlens.paths import expanded
@@ -191,14 +192,14 @@ def _read(path: Path, name: str, record: Facts) -> FolderIndex:
             raise DataError(f"{path} is damaged: {split} should have {count} files; prepare it again")
         if odd := next((file for file in files if _leaves(file)), None):
             raise DataError(f"{path / split}-files.txt names {odd!r}, which is outside of its folder; prepare it again")
-        labels = store.array(path / f"{split}-labels.npy", (count,), "<i8")
+        labels = array(path / f"{split}-labels.npy", (count,), "<i8")
         if ((labels < NO_LABEL) | (labels >= max(1, len(record.classes)))).any():
             raise DataError(f"{path / split}-labels.npy is damaged: it has labels of no class; prepare it again")
-        sizes = store.array(path / f"{split}-sizes.npy", (count, 2), "<i8")
+        sizes = array(path / f"{split}-sizes.npy", (count, 2), "<i8")
         if (sizes < 1).any() or (sizes > MOST_BYTES).any():
             raise DataError(f"{path / split}-sizes.npy is damaged: it has impossible sizes; prepare it again")
         lengths, digests = (
-            store.array(at, shape, dtype) if (at := path / f"{split}-{kind}.npy").exists() else None
+            array(at, shape, dtype) if (at := path / f"{split}-{kind}.npy").exists() else None
             for kind, shape, dtype in (("lengths", (count,), "<i8"), ("digests", (count, 32), "|u1"))
         )
         if record.checksum and (lengths is None or digests is None):
@@ -412,13 +413,13 @@ def _write(index: FolderIndex, root: Path) -> None:
         for split, part in index.splits.items():
             save(folder / f"{split}-files.txt", "\n".join(part.files).encode())
             arrays = {"labels": part.labels, "sizes": part.sizes, "lengths": part.lengths, "digests": part.digests}
-            for kind, array in arrays.items():
-                if array is not None:
+            for kind, held in arrays.items():
+                if held is not None:
                     with (folder / f"{split}-{kind}.npy").open("wb") as file:
-                        np.save(file, array, allow_pickle=False)
+                        np.save(file, held, allow_pickle=False)
                         flush(file)
         record: dict[str, Any] = {
-            "format": store.FORMAT,
+            "format": FORMAT,
             "kind": KIND,
             "name": index.name,
             "path": str(index.path),
@@ -429,7 +430,7 @@ def _write(index: FolderIndex, root: Path) -> None:
             "given": [part and list(part) for part in index.given],
             "fingerprint": index.fingerprint,
         }
-        store.save_record(folder, record)
+        save_record(folder, record)
         publish(folder, root / index.name, _own)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from marginlens.data import store
 from marginlens.data.archives import Files, Folder, open_files
 from marginlens.data.atomic import DataError
+from marginlens.data.facts import record
 from marginlens.data.folder import KIND, FolderIndex, read_folder, verify_index
 from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
@@ -41,7 +42,7 @@ def load(name: str, folder: Path | None = None) -> Store:
 
 def _version(name: str, folder: Path | None) -> int:
     """Of the source that a store was made from."""
-    return store.record((folder or store.root()) / name, name).version
+    return record((folder or store.root()) / name, name).version
 
 
 def open_data(name: str, folder: Path | None = None) -> Store | FolderIndex:
