@@ -107,7 +107,7 @@ def below(folder: Path) -> Iterator[str]:
 
 
 _LITTER = re.compile(r"\.DS_Store|\._.*|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.S)
-"""What macOS, Windows and NFS put into any folder."""
+"""Names of files that macOS, Windows and NFS put into any folder."""
 
 
 def _raise(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""What a store or the index of a folder says of itself: store.json, and the arrays beside it.
+"""Records of stores and of indexes of folders: store.json, and the arrays beside it.
 
 Both may come from anywhere, and are taken only as we write them.
 """

@@ -98,19 +98,13 @@ class _Seen(NamedTuple):
     error: str = ""
 
 
-def prepare_folder(
-    path: Path,
-    name: str,
-    *,
-    skip_bad: bool = False,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-    workers: int = 2,
-    root: Path | None = None,
-) -> tuple[FolderIndex, list[str]]:
-    """Write the index `name` of the images below a folder; return it, and what was skipped."""
+def prepare_folder(path: Path, name: str, *, root: Path | None = None, **how: Any) -> tuple[FolderIndex, list[str]]:
+    """Write the index `name` of the images below a folder; return it, and what was skipped.
+
+    `how` is what `index_folder` takes: skip_bad, mean, std, workers.
+    """
     store.check_target(name, expanded(path), root, KIND)
-    index, bad = index_folder(path, name, skip_bad=skip_bad, mean=mean, std=std, workers=workers)
+    index, bad = index_folder(path, name, **how)
     _write(index, root or store.root())
     return index, bad
 

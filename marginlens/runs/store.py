@@ -205,7 +205,7 @@ def _dropped(run: Path) -> list[Path]:
 
 
 _UNIQUE = r"\d+-[0-9a-f]{8}"
-"""What `unique` gives."""
+"""The form of what `unique` returns."""
 _REMOVED = re.compile(rf"\..+-[0-9a-f]{{10}}\.{_UNIQUE}\.removed")
 _DROPPED = re.compile(rf"\.checkpoints\.{_UNIQUE}")
 _RECORD = r"(?:(?:config|result|failure)\.json|(?:environment|metrics|speed)\.jsonl)"
@@ -342,7 +342,7 @@ def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
 
 _TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "failure.json")
 _TIMED_FIELDS = ("seconds", "images_per_second", "environment", "checkpoint")
-"""What differs between two equal outcomes: when, where and how fast. A checkpoint's name has the length of speed.jsonl
+"""Facts that differ between two equal outcomes: when, where and how fast. A checkpoint's name has the length of speed.jsonl
 in its hash."""
 
 

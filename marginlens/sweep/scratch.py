@@ -22,7 +22,7 @@ PREFIX = "marginlens-run-"
 NEW, HELD = ".new", ".held"
 """The lock file before and after its maker has locked it."""
 _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
-"""What `mkdtemp` makes of the prefix."""
+"""The names that `mkdtemp` makes of the prefix."""
 _ABANDONED = 3600.0
 """Seconds after which an empty folder is nobody's: its maker puts the lock file there at once."""
 

@@ -163,7 +163,7 @@ def _escaped(name: str) -> str:
 
 
 _MARKUP = re.compile(r"[\\`*{}\[\]<>#!|&~]|__|^[-+]|\]\(")
-"""What Markdown may take for more than letters: a hyphen or an underscore in a word is none of it."""
+"""Characters that Markdown may take for markup; a hyphen or an underscore inside a word is harmless."""
 
 
 def _how(found: dict[str, Any]) -> str:

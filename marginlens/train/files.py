@@ -35,7 +35,7 @@ def append(path: Path, line: dict[str, Any], before: int | None = None) -> int:
 
 
 def length(path: Path) -> int:
-    """Return the length of a file; 0 if there is none."""
+    """Return the length of a file; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
