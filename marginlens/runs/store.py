@@ -342,8 +342,8 @@ def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
 
 _TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "failure.json")
 _TIMED_FIELDS = ("seconds", "images_per_second", "environment", "checkpoint")
-"""Facts that differ between two equal outcomes: when, where and how fast. A checkpoint's name has the length of speed.jsonl
-in its hash."""
+"""Facts that differ between two equal outcomes: when, where and how fast. A checkpoint's name is a hash that covers the
+length of speed.jsonl."""
 
 
 def _differs(content: Mapping[str, bytes], own: Mapping[str, bytes]) -> str:
