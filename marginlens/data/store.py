@@ -203,7 +203,7 @@ def own(path: Path, kind: str = "") -> set[str]:
     if not os.path.lexists(path / "store.json"):
         raise DataError(
             f"{path} is not a data set that marginlens wrote (it has no store.json), and is never replaced; "
-            f"give --as another name, or set MARGINLENS_DATA to another folder"
+            f"move it away, give another name with --as, or set MARGINLENS_DATA to another folder"
         )
     facts = record(path, path.name)
     if facts.kind != kind:
@@ -222,7 +222,7 @@ def check_target(name: str, source: Path | None, folder: Path | None = None, kin
         if at == real or at in real.parents or real in at.parents:
             raise DataError(
                 f"{source} and the data set's own folder, {target}, overlap; "
-                f"give --from the data set's files alone, or set MARGINLENS_DATA to a folder outside"
+                f"give another name with --as, --from the files alone, or set MARGINLENS_DATA to a folder outside"
             )
     try:
         check_ours(target, lambda path: own(path, kind))

@@ -160,7 +160,7 @@ def test_a_picture_of_the_users_is_not_replaced(command, tmp_path, monkeypatch, 
 def test_an_archive_in_the_stores_own_folder_is_refused(data_root, cifar10, tmp_path):
     write("cifar10")
     archive = tar_of(cifar10[0], data_root / "cifar10" / "archive.tar.gz")
-    with pytest.raises(DataError, match=r"overlap; give --from the data set's files alone"):
+    with pytest.raises(DataError, match="overlap; give another name with --as, --from the files alone"):
         prepare("cifar10", archive)
     assert archive.exists()
 
