@@ -129,14 +129,14 @@ def test_a_change_must_be_listed_with_a_reason(monkeypatch, tmp_path, capsys):
     known = {name: held for name, held in record()["definitions"].items() if name != "neg_lse"}
     monkeypatch.setattr(sources, "record", lambda: record() | {"definitions": known})
     monkeypatch.setattr(sys, "argv", ["pending"])
-    with pytest.raises(SystemExit, match=r"neg_lse in marginlens/kernels/triton\.py"):
+    with pytest.raises(SystemExit, match=r"neg_lse in marginlens/kernels/lse\.py"):
         main()
     assert not (tmp_path / "pending.json").exists()
     monkeypatch.setattr(sys, "argv", ["pending", "--why", "another sum"])
     main()
     listed = json.loads((tmp_path / "pending.json").read_text())
-    assert {"name": "neg_lse in marginlens/kernels/triton.py", "file": "marginlens/kernels/triton.py"}.items() <= next(
-        one for one in listed if one["file"].endswith("triton.py")
+    assert {"name": "neg_lse in marginlens/kernels/lse.py", "file": "marginlens/kernels/lse.py"}.items() <= next(
+        one for one in listed if one["file"].endswith("lse.py")
     ).items()
     assert all(one["why"] == "another sum" for one in listed)
     assert re.search(r"GPU-verified at \w+; \d files pending", capsys.readouterr().out)

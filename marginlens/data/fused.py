@@ -6,7 +6,7 @@ the device makes other views: a captured CUDA graph can be replayed. Pixels are 
 about 1e-5 of a pixel's range: sums are taken in another order.
 
 What differs between views is a row of a small table on the device, and every program branches on its own row. Here is
-what the host does; `fused_draw.py` has the part of the kernel that draws, `fused_pixels.py` the rest of it.
+what the host does; in `kernels/`, `views_draw.py` has the part of the kernel that draws, `views_pixels.py` the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import triton
 from torch import Tensor
 
 from marginlens.data import draw, pixels
-from marginlens.data.fused_draw import COLUMNS, DRAWN, parameters_kernel
-from marginlens.data.fused_pixels import views_kernel
 from marginlens.data.views import Parameters, View
+from marginlens.kernels.views_draw import COLUMNS, DRAWN, parameters_kernel
+from marginlens.kernels.views_pixels import views_kernel
 
 LARGEST_SIZE, LARGEST_SIDE = 128, 256
 """Of a view, whose three channels must fit into a program's registers, and of an image."""

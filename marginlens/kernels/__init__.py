@@ -22,7 +22,7 @@ from torch import Tensor
 from marginlens.kernels import chunked, reference
 
 if TYPE_CHECKING:
-    from marginlens.kernels.rows import Units
+    from marginlens.kernels.unit_rows import Units
 
 HAS_TRITON = find_spec("triton") is not None
 Pair = tuple[Tensor | None, Tensor | None]
@@ -75,13 +75,16 @@ def neg_lse(
     name = choose(impl, q, q.dtype) if impl == "auto" else impl
     if name != "triton":
         return KERNELS[name](q, keys, scale, drop)
-    from marginlens.kernels import triton  # a CPU needs no Triton, and importing the package should not pay for it
+    from marginlens.kernels import (
+        lse as triton,  # a CPU needs no Triton, and importing the package should not pay for it
+    )
 
     return triton.neg_lse(q, keys, scale, drop, tiles)
 
 
 def units(x: Tensor, y: Tensor | None, together: bool, half: bool, sines: bool = False) -> Units:
     """Rows of length one by Triton, of one side or two, in the precision that `half` embeddings call for."""
-    from marginlens.kernels import rows, triton
+    from marginlens.kernels import lse as triton
+    from marginlens.kernels import unit_rows as rows
 
     return rows.units(x, y, together, triton.parts(half), sines)

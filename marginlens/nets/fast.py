@@ -3,7 +3,7 @@
     with fast():
         loss = method.loss(views)
 
-Inside, `ResNet` and the heads take the kernels of `norm.py`, `stem.py`, `pool.py` and `linear.py` wherever these apply:
+Inside, `ResNet` and the heads take the kernels of `kernels/`: batch norm, stem, pool and linear, wherever these apply:
 in training, on a device that Triton knows. Outside nothing changes. The slow twin is the module's own `forward`.
 """
 
@@ -117,7 +117,7 @@ def _norm(
     x: Tensor, norm: nn.Module, add: Tensor | None = None, act: bool = True, both: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Batch norm, addition, ReLU. The result comes twice: with `both`, each with a gradient of its own."""
-    from marginlens.nets.norm import norm_act, supported
+    from marginlens.kernels.batchnorm import norm_act, supported
 
     assert _mode is not None
     groups = _mode.groups
@@ -131,7 +131,7 @@ def _norm(
 
 
 def _stem(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    from marginlens.nets.stem import stem_conv, stem_supported
+    from marginlens.kernels.stem import stem_conv, stem_supported
 
     if conv.stride == (1, 1) and conv.padding == (1, 1) and stem_supported(x, conv.weight):
         return stem_conv(x, conv.weight)
@@ -140,13 +140,13 @@ def _stem(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _pool(x: Tensor) -> Tensor:
-    from marginlens.nets.pool import pool, pool_supported
+    from marginlens.kernels.pool import pool, pool_supported
 
     return pool(x) if pool_supported(x) else x.mean((2, 3))
 
 
 def _linear(layer: nn.Module, x: Tensor) -> Tensor:
-    from marginlens.nets.linear import linear, linear_supported
+    from marginlens.kernels.linear import linear, linear_supported
 
     assert _mode is not None
     assert isinstance(layer, nn.Linear)

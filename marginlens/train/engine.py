@@ -87,15 +87,15 @@ class Eager:
 class Graph:
     """Views, teacher, student, loss, gradient, SGD and EMA, captured once and replayed.
 
-    Weights live in flat buffers (`flat.py`), beside them what is multiplied: half-precision copies, in a shadow of the
-    method that shares everything else with it. The teacher's half of the loss, and gradients of weights, run on streams
-    of their own `beside` the rest. With `captured=False` the same step runs operation by operation.
+    Weights live in flat buffers (`kernels/sgd_ema.py`), beside them what is multiplied: half-precision copies, in a
+    shadow of the method that shares everything else with it. The teacher's half of the loss, and gradients of weights,
+    run on streams of their own `beside` the rest. With `captured=False` the same step runs operation by operation.
     """
 
     name = "graph"
 
     def __init__(self, trainer: Trainer, captured: bool = True, beside: bool = True) -> None:
-        from marginlens.train.flat import Flat
+        from marginlens.kernels.sgd_ema import Flat
 
         assert isinstance(trainer.feed, Arrays)
         settings, device, per_epoch = trainer.settings, trainer.feed.device, trainer.per_epoch

@@ -46,7 +46,7 @@ def drops(layout, n, m, r):
 
 def case(layout, size, d, r, scale, parts):
     """Errors of A, dq, dkeys and dscale, and whether all are finite."""
-    from marginlens.kernels import triton
+    from marginlens.kernels import lse as triton
 
     (n, m), g = size, torch.randn(size[0], generator=torch.Generator().manual_seed(2)).to(CUDA)
     q, k, drop = unit(n, d, 0), unit(m, d, 1), drops(layout, n, m, r)
@@ -136,7 +136,7 @@ def test_whole_losses(dtype, precision, tolerance, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_at_the_edges(dtype):
     """Rows of length one as the slow twin makes them: large, small, zero, and with a NaN or an infinity in them."""
-    from marginlens.kernels import rows
+    from marginlens.kernels import unit_rows as rows
 
     x, y = (t.detach() for t in embeddings(300, 100, dtype))
     x[1], x[2], x[3], x[4, 5], x[5, 6] = x[1] * 1e30, x[2] * 1e-30, 0.0, torch.nan, torch.inf

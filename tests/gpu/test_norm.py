@@ -9,13 +9,13 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from marginlens.kernels.batchnorm import norm_act, supported
+from marginlens.kernels.linear import linear
+from marginlens.kernels.pool import pool
+from marginlens.kernels.sgd_ema import BLOCK, Flat
+from marginlens.kernels.stem import stem_conv, stem_supported
 from marginlens.nets import ema_update
-from marginlens.nets.linear import linear
-from marginlens.nets.norm import norm_act, supported
-from marginlens.nets.pool import pool
-from marginlens.nets.stem import stem_conv, stem_supported
 from marginlens.train.capture import capture
-from marginlens.train.flat import BLOCK, Flat
 
 BF16 = torch.bfloat16
 PAD = 4096

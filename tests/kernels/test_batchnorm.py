@@ -9,9 +9,9 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from marginlens.nets import norm as module
-from marginlens.nets.norm import norm_act, supported
-from tests.nets.twins import DEVICE, TOLERANCE, assert_near, leaf, tensor
+from marginlens.kernels import batchnorm as module
+from marginlens.kernels.batchnorm import norm_act, supported
+from tests.kernels.twins import DEVICE, TOLERANCE, assert_near, leaf, tensor
 
 SMALL = {"warps": (1, 1), "forward_unroll": (2, 2), "backward_unroll": (2, 2), "tile": 1024, "programs": (8, 8)}
 

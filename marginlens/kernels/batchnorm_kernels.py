@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from marginlens.nets.norm_tiles import (
+from marginlens.kernels.batchnorm_tiles import (
     blend,
     both,
     gradient,

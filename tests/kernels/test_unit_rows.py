@@ -11,8 +11,9 @@ from tests.test_transforms import compiles, twice
 
 pytest.importorskip("triton")
 
-from marginlens.kernels import rows, tiles
-from marginlens.kernels import triton as host
+from marginlens.kernels import lse as host
+from marginlens.kernels import lse_tiles as tiles
+from marginlens.kernels import unit_rows as rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),

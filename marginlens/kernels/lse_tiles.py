@@ -1,4 +1,4 @@
-"""Jitted: log-sum-exp over all pairs, tile by tile, and its gradients. `triton.py` launches what is here.
+"""Jitted: log-sum-exp over all pairs, tile by tile, and its gradients. `lse.py` launches what is here.
 
 Cosines are bounded, so up to a scale of `LIMIT` a constant takes the place of flash attention's running maximum: half
 the scale, which leaves e^-60..e^20 for a weight and as much room again for what multiplies it. Which tiles hold a

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from marginlens.nets import stem
-from marginlens.nets.stem import stem_conv, stem_supported
-from tests.nets.twins import DEVICE, TOLERANCE, assert_near, leaf, tensor
+from marginlens.kernels import stem
+from marginlens.kernels.stem import stem_conv, stem_supported
+from tests.kernels.twins import DEVICE, TOLERANCE, assert_near, leaf, tensor
 
 
 @pytest.fixture(params=[128, 32])

@@ -12,8 +12,9 @@ from tests.test_transforms import compiles, twice
 
 pytest.importorskip("triton")
 
-from marginlens.kernels import rows, tiles
-from marginlens.kernels import triton as host
+from marginlens.kernels import lse as host
+from marginlens.kernels import lse_tiles as tiles
+from marginlens.kernels import unit_rows as rows
 
 pytestmark = [
     # what a mask leaves out may overflow first, and a part of the keys may be empty

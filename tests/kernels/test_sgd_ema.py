@@ -8,11 +8,11 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from marginlens.kernels.sgd_ema import BLOCK, Flat
 from marginlens.methods import MoCoV3, SimCLR
 from marginlens.nets import encoder
 from marginlens.nets.ema import ema_update
 from marginlens.train import checkpoint
-from marginlens.train.flat import BLOCK, Flat
 from marginlens.train.model import placed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from marginlens.nets.pool import pool, pool_supported
-from tests.nets.twins import TOLERANCE, assert_near, leaf, tensor
+from marginlens.kernels.pool import pool, pool_supported
+from tests.kernels.twins import TOLERANCE, assert_near, leaf, tensor
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 4, 4), (2, 48, 5, 7), (9, 16, 1, 1)])

@@ -1,7 +1,7 @@
 """Batch norm with addition and ReLU in training mode, in one or two passes over memory and as many back.
 
 Importing this module needs triton; ask `supported` first: what it refuses is for plain torch. The kernels are in
-`norm_kernels.py`.
+`batchnorm_kernels.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from marginlens.nets.channels import DTYPES, INTERPRET, dense, like, power
-from marginlens.nets.norm_kernels import (
+from marginlens.kernels.batchnorm_kernels import (
     input_gradient_kernel,
     normalise_kernel,
     stats_kernel,
@@ -24,6 +23,7 @@ from marginlens.nets.norm_kernels import (
     whole_backward_kernel,
     whole_forward_kernel,
 )
+from marginlens.kernels.memory_format import DTYPES, INTERPRET, dense, like, power
 
 ONE_TILE = 512
 """Up to so many rows of a group, a program holds all rows of its channels, and one kernel does everything."""

@@ -1,8 +1,8 @@
 """Tiles on a GPU, as flash attention: the logits live in registers only. Memory O(n + m).
 
 The slow twin is `reference.neg_lse`. Products over all pairs: 2 for value and gradient with detached keys, 3 for a set
-against itself, 4 where both sides learn. No atomics: equal inputs give equal bits. The kernels are in `tiles.py`, what
-makes rows of embeddings in `rows.py`.
+against itself, 4 where both sides learn. No atomics: equal inputs give equal bits. The kernels are in `lse_tiles.py`;
+`unit_rows.py` makes rows of embeddings.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from marginlens.autodiff import apply, full_precision, once
-from marginlens.kernels import rows
+from marginlens.kernels import unit_rows as rows
 from marginlens.kernels.launch import ceil, launch, operator, power_of_2
-from marginlens.kernels.tiles import backward_kernel, forward_kernel, join_kernel, prepare_kernel
+from marginlens.kernels.lse_tiles import backward_kernel, forward_kernel, join_kernel, prepare_kernel
 
 Pair = tuple[Tensor | None, Tensor | None]
 

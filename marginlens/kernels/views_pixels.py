@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from marginlens.data import pixels
-from marginlens.data.fused_draw import (
+from marginlens.kernels.views_draw import (
     BLUR,
     COLUMNS,
     FLIP,

@@ -1,4 +1,4 @@
-"""Triton twins of `draw.py`: what a program of `fused_pixels.views_kernel` draws for its view, bit for bit the same.
+"""Triton twins of `draw.py`: what a program of `views_pixels.views_kernel` draws for its view, bit for bit the same.
 
 Products and sums round one by one only if these kernels are compiled with `enable_fp_fusion=False`.
 """

@@ -6,8 +6,8 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from marginlens.nets.linear import linear, linear_supported
-from tests.nets.twins import DEVICE, assert_near, leaf, tensor
+from marginlens.kernels.linear import linear, linear_supported
+from tests.kernels.twins import DEVICE, assert_near, leaf, tensor
 
 
 @pytest.mark.parametrize("n", [5, 300])
