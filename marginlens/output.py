@@ -18,11 +18,6 @@ def legible(text: str) -> str:
     return _ODD.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def one_line(text: str) -> str:
-    """Return a legible text without newlines."""
-    return legible(" ".join(text.split()))
-
-
 def say(text: str, *, error: bool = False, flush: bool = False) -> None:
     """Print a text to standard output, or to standard error; a stream that is closed hears nothing."""
     stream = sys.stderr if error else sys.stdout

@@ -1,4 +1,4 @@
-"""What a user keeps beside our own files survives every command that replaces or removes something."""
+"""A user's files beside our own survive every command that replaces or removes something."""
 
 import json
 import os

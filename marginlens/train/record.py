@@ -369,7 +369,7 @@ def _lock(file: int) -> bool | None:
 
 
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""What file systems say that cannot lock a folder, as NFS cannot."""
+"""Errors of file systems that cannot lock a folder, as NFS cannot."""
 
 
 def _triple(values: Any) -> Triple:

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz`: try hostile input by the thousand, print a table of failures.
 
 python -m tests.fuzz --seconds 600                              all classes
-python -m tests.fuzz --count 500 --only archives images         so many of each
+python -m tests.fuzz --count 500 --only archives images         that number of each
 python -m tests.fuzz --only archives --seed 0 --case 17         one again, in this process
 """
 
@@ -88,7 +88,7 @@ def _child(asked: argparse.Namespace, first: int, log: Path) -> None:
 def watched(name: str, seed: int, count: int, seconds: float = 0.0) -> tuple[float, list[dict[str, Any]]]:
     """Run a class in child processes; return the seconds that took and a dictionary for each case.
 
-    A child that dies or is killed is a failure, and another goes on after it.
+    A child that dies or is killed is a failure, and another one continues after it.
     """
     begin, found, first = time.monotonic(), [], 0
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

@@ -62,7 +62,7 @@ class Case:
     name: str
     words: Sequence[str] = ()
     call: Callable[[], object] | None = None
-    """What is called in place of a command; ValueError and Stopped are refusals."""
+    """A function to call in place of a command; ValueError and Stopped are refusals."""
     check: Callable[[Outcome], str] = lambda outcome: ""
     """Return the reason why an outcome is a failure although it looks right."""
     around: Callable[[], Any] = contextlib.nullcontext
