@@ -14,6 +14,7 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

@@ -25,14 +25,14 @@ import step_gpu
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from marginlens.data.feed import Arrays
 from marginlens.data.store import Split, Store
+from marginlens.devices import placed
+from marginlens.evals import Task
+from marginlens.evals.probe import Probe, measure
 from marginlens.nets.resnet import encoder
+from marginlens.output import Display
 from marginlens.train import engine
-from marginlens.train.config import Probe
-from marginlens.train.feed import Arrays
-from marginlens.train.model import placed
-from marginlens.train.probe import linear_probe
-from marginlens.train.progress import Display
 from marginlens.train.trainer import Trainer
 
 PARTS = ("steps", "parts", "profile", "together", "probe", "large")
@@ -160,7 +160,7 @@ def probe(held: Store) -> dict[str, Any]:
     for epochs in (1, 100):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        linear_probe(net, feed, Probe(epochs=epochs), 32, torch.bfloat16, Display("", quiet=True))
+        measure(Task(net, feed, 32, torch.bfloat16, Display("", quiet=True)), [Probe(epochs=epochs)])
         torch.cuda.synchronize()
         taken[epochs] = time.perf_counter() - begin
     return {"first_epoch_s": taken[1], "hundred_epochs_s": taken[100]}

@@ -20,12 +20,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from marginlens.data import draw
+from marginlens.data.feed import open_feed
 from marginlens.demo import EPOCHS
 from marginlens.nets.ema import MOMENTA
-from marginlens.train.config import Pretrain, build
-from marginlens.train.feed import open_feed
+from marginlens.options import build
+from marginlens.runs.config import Pretrain
+from marginlens.runs.run import Run
 from marginlens.train.pretrain import start
-from marginlens.train.record import Run
 from marginlens.train.trainer import Trainer, check_data
 
 PRODUCT = 1024

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from marginlens.data import store
+from marginlens.data.feed import Arrays
 from marginlens.data.store import Split, Store
 from marginlens.nets import encoder
-from marginlens.train.config import Pretrain, build
-from marginlens.train.feed import Arrays
+from marginlens.options import build
+from marginlens.runs.config import Pretrain
+from marginlens.runs.run import Run
 from marginlens.train.pretrain import start
-from marginlens.train.record import Run
 from marginlens.train.trainer import Trainer
 
 METHODS = ("mocov3", "simclr")

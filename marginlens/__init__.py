@@ -6,24 +6,28 @@ Names are imported when they are first used: the loss needs torch alone, and `ma
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marginlens.effects import Attenuation, Emphasis, Margin, Plain, Ratio
+    from marginlens.evals.knn import Knn
+    from marginlens.evals.probe import Probe
     from marginlens.loss import Rows, info_nce, nt_xent, positive_only, rows
     from marginlens.methods import BYOL, MoCoV3, SimCLR
     from marginlens.modules import InfoNCE, NTXent
     from marginlens.notation import effect
-    from marginlens.train.config import Knn, Pretrain, Probe
-    from marginlens.train.embed import embed, export
+    from marginlens.runs.config import Pretrain
+    from marginlens.runs.evaluate import evaluate, knn, probe, transfer
+    from marginlens.runs.export import embed, export
+    from marginlens.runs.run import Run, open_run
     from marginlens.train.pretrain import pretrain
-    from marginlens.train.probe import knn, probe, transfer
-    from marginlens.train.record import Run, open_run
 
 __version__ = "0.1.0"
 
+_LABORATORY = r"\.(train|runs|evals)\."
 _LOCK = threading.RLock()
 _NAMES = {
     "marginlens.effects": ("Attenuation", "Emphasis", "Margin", "Plain", "Ratio"),
@@ -31,11 +35,13 @@ _NAMES = {
     "marginlens.modules": ("InfoNCE", "NTXent"),
     "marginlens.notation": ("effect",),
     "marginlens.methods": ("BYOL", "MoCoV3", "SimCLR"),
-    "marginlens.train.config": ("Knn", "Pretrain", "Probe"),
-    "marginlens.train.embed": ("embed", "export"),
+    "marginlens.evals.knn": ("Knn",),
+    "marginlens.evals.probe": ("Probe",),
+    "marginlens.runs.config": ("Pretrain",),
+    "marginlens.runs.export": ("embed", "export"),
     "marginlens.train.pretrain": ("pretrain",),
-    "marginlens.train.probe": ("knn", "probe", "transfer"),
-    "marginlens.train.record": ("Run", "open_run"),
+    "marginlens.runs.evaluate": ("evaluate", "knn", "probe", "transfer"),
+    "marginlens.runs.run": ("Run", "open_run"),
 }
 
 __all__ = [
@@ -56,6 +62,7 @@ __all__ = [
     "SimCLR",
     "effect",
     "embed",
+    "evaluate",
     "export",
     "info_nce",
     "knn",
@@ -84,7 +91,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """All names, but for the laboratory's where it is not installed."""
     there = find_spec("pydantic") is not None and find_spec("safetensors") is not None
-    names = (name for module, held in _NAMES.items() if there or ".train." not in module for name in held)
+    known = {module: names for module, names in _NAMES.items() if there or not re.search(_LABORATORY, module)}
+    names = (name for held in known.values() for name in held)
     return [*names, *(name for name in globals() if name.startswith("__"))]
 
 

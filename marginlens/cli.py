@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from marginlens import output
+from marginlens import evals, output
 
 COMMANDS = {
     "data list": "marginlens.data.commands:data_list",
@@ -29,11 +29,9 @@ COMMANDS = {
     "data info": "marginlens.data.commands:data_info",
     "data show": "marginlens.data.commands:data_show",
     "data views": "marginlens.data.commands:data_views",
-    "encoders": "marginlens.nets.commands:encoders",
+    "encoders": "marginlens.nets.count:encoders",
     "pretrain": "marginlens.train.commands:pretrain",
-    "probe": "marginlens.train.commands:probe",
-    "knn": "marginlens.train.commands:knn",
-    "transfer": "marginlens.train.commands:transfer",
+    **evals.MODULES,
     "embed": "marginlens.train.commands:embed",
     "export": "marginlens.train.commands:export",
     "sweep": "marginlens.sweep.commands:sweep",
@@ -46,7 +44,7 @@ COMMANDS = {
     "runs": "marginlens.runs.commands:runs",
     "demo": "marginlens.demo:demo",
 }
-"""What each command does is said by its function's docstring, which is also its --help."""
+"""A function for each command; for an evaluation, its module. Its docstring is what --help prints."""
 
 
 def main(words: list[str] | None = None) -> None:
@@ -157,13 +155,14 @@ def _overview(words: list[str]) -> str:
 
 def _docstring(name: str) -> str:
     """What a command's function says of itself, read and not imported: help should not wait for torch."""
-    module, function = COMMANDS[name].split(":")
+    module, _, function = COMMANDS[name].partition(":")
     source = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     try:
         body = ast.parse(source.read_bytes()).body
     except OSError:  # in an archive, or compiled only
         return inspect.getdoc(_function(name)) or ""
-    return ast.get_docstring(next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == function)) or ""
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    return ast.get_docstring(functions[function] if function else ast.Module(body, [])) or ""
 
 
 def _run(name: str, options: list[str]) -> None:
@@ -200,8 +199,12 @@ def _one_line(box: str) -> str:
 
 
 def _function(name: str):  # type: ignore[no-untyped-def]
-    module, function = COMMANDS[name].split(":")
+    module, _, function = COMMANDS[name].partition(":")
     with _installed():
+        if not function:
+            from marginlens.train.commands import evaluation
+
+            return evaluation(name)
         return getattr(importlib.import_module(module), function)
 
 
@@ -213,4 +216,5 @@ def _installed() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "marginlens":
             raise
-        raise ValueError(f"{error.name} is not installed; run: pip install 'marginlens[lab]'") from None
+        missing = (error.name or "").split(".")[0]
+        raise ValueError(f"{missing} is not installed; run: pip install 'marginlens[lab]'") from None

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json as jsons
+import re
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor, nn
 
 import marginlens as ml
 from marginlens import output
-from marginlens.data.atomic import check_replaceable
+from marginlens.data.contact_sheet import MARK, save_views
+from marginlens.data.feed import Feed, open_feed
+from marginlens.errors import Stopped
+from marginlens.evals import Task
+from marginlens.evals.features import features, frozen, plain_images
+from marginlens.evals.knn import Knn, knn_accuracy
+from marginlens.evals.probe import Probe, measure
+from marginlens.files import check_replaceable, deliver, writing
 from marginlens.methods import Method
-from marginlens.report.demo import MARKS, maps, write_page, write_picture
-from marginlens.train.config import Knn, Pretrain, Probe, build
-from marginlens.train.features import features, frozen, plain_images
-from marginlens.train.feed import Feed, open_feed
-from marginlens.train.knn import knn_accuracy
-from marginlens.train.model import make_method, make_views
+from marginlens.output import Display, errors
+from marginlens.report.templates import render
+from marginlens.runs.config import Pretrain
+from marginlens.runs.evaluate import probe
+from marginlens.runs.model import load_method_of, make_method, make_views
+from marginlens.runs.records import Epoch
+from marginlens.runs.work import environment
+from marginlens.settings import build
 from marginlens.train.pretrain import pretrain
-from marginlens.train.probe import linear_probe, probe
-from marginlens.train.progress import Display, errors
-from marginlens.train.restore import load_method_of
-from marginlens.train.stop import Stopped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
 
 EFFECTS = {"plain": "plain", "margin": "margin(m1=0.2, m2=0.1)", "emphasis": "emphasis(s=2)"}
 EPOCHS = 10
@@ -34,6 +49,13 @@ KNN_EVERY = 2
 PROBE = Probe(epochs=8, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
 """Short, and in small batches: on 2 cores there is no time for the recipe's hundred epochs."""
 BATCH = 250
+COLOURS = {"random": "#8a8a8a", "plain": "#1f6fb4", "margin": "#d1495b", "emphasis": "#2a9d6f"}
+MARKS = {"html": "<!doctype html>\n<html[^\n]*\n<title>marginlens demo</title>", "png": MARK}
+"""How our page and picture can be told from a stranger's, which are never replaced."""
+POINTS = 1000
+"""Of a map."""
+
+Draw: TypeAlias = "Callable[[FigureBase, Sequence[Shown]], None]"
 
 
 @dataclass(frozen=True)
@@ -45,19 +67,24 @@ class Shown:
     probe: float
     knn: float
     seconds: float
-    metrics: list[dict[str, Any]]
-    """A dictionary per epoch; none for the random encoder."""
-    features: Tensor
-    """Of the test images, (n, d)."""
+    metrics: list[Epoch]
+    """None for the random encoder."""
+    places: dict[str, NDArray[np.float32]]
+    """Where the map has test images of each kind, (n, 2); only who is near whom means anything."""
     angles: Tensor
     """Angles of the positives of the test images, in radians, (n,)."""
 
+    @property
+    def degrees(self) -> float:
+        """The mean angle."""
+        return float(self.angles.rad2deg().mean())
+
 
 def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) -> None:
-    """Pre-trains MoCo v3 plain, with a margin and with emphasis on shapes, probes them, and writes a page.
+    """Pre-train MoCo v3 on shapes plain, with a margin and with emphasis, probe the runs, and write a page.
 
-    Three to four minutes on two CPU cores. Run again, it goes on where it was stopped. It shows what was measured,
-    whichever wins.
+    This takes three to four minutes on two CPU cores. Run it again to continue after a stop. The page shows what was
+    measured, whichever wins.
 
     Args:
         out: The folder to write: report.html, report.png, and the runs.
@@ -77,9 +104,10 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
     for name in EFFECTS:
         console.print(f"\n{name}: {EFFECTS[name]}", markup=False)
         shown.append(_trained(name, feed, _settings(EFFECTS[name], epochs), out / "runs"))
-    places = maps(shown)
-    write_picture(shown, places, feed, out / "report.png")
-    write_page(shown, places, feed, plain, PROBE, out / "report.html")
+    with writing(out / "report.png", "--out"):
+        deliver(out / "report.png", _drawn(_draw_all, (12.8, 7.0), shown, "png"), MARKS["png"])
+    with writing(out / "report.html", "--out"):
+        deliver(out / "report.html", _page(shown, feed, plain), MARKS["html"])
     if json:
         output.say_json(_json(shown))
         return
@@ -93,12 +121,13 @@ def _settings(effect: str, epochs: int) -> Pretrain:
 
 
 def _random(feed: Feed, settings: Pretrain) -> Shown:
-    """What the runs begin from: every probe needs its floor."""
+    """Return the line of the encoder that all runs begin from: it is the floor of a probe."""
     method = make_method(settings)
     display = Display("random", PROBE.epochs, PROBE.epochs, quiet=True)
-    found = linear_probe(method.backbone, feed, PROBE, settings.size, torch.float32, display)
+    task = Task(method.backbone, feed, settings.size, torch.float32, display)
+    top1 = measure(task, [PROBE])[PROBE]["top1"]
     near = knn_accuracy(method.backbone, feed, Knn(), settings.size, torch.float32)
-    return Shown("random", "not trained", found["top1"], near or 0.0, 0.0, [], *_look(method, feed, settings))
+    return Shown("random", "not trained", top1, near or 0.0, 0.0, [], *_look(method, feed, settings))
 
 
 def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
@@ -106,33 +135,158 @@ def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
         run = pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY)
     except Stopped as end:  # here there is no --resume, for it always does
         raise Stopped(str(end).replace("Go on with --resume", "The same command goes on there"), end.code) from None
-    found = probe(run, PROBE, device="cpu", quiet=True)
+    top1 = probe(run, PROBE, device="cpu", quiet=True)["top1"]
     looks = _look(load_method_of(run), feed, settings)
     result = run.result
-    return Shown(name, settings.effect, found["top1"], result["knn"], result["seconds"], run.metrics, *looks)
+    return Shown(name, settings.effect, top1, result.knn or 0.0, result.seconds or 0.0, run.metrics, *looks)
 
 
-def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[Tensor, Tensor]:
-    """Features of the test images, and the angles between the two views of each as the loss would see them."""
+def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[dict[str, NDArray[np.float32]], Tensor]:
+    """Return a map of the test images, and the angles between the two views of each as the loss would see them."""
     some = torch.arange(len(feed.labels("test")))
     found = features(method.backbone, plain_images(feed, "test", some, settings.size), torch.float32)
     assert isinstance(method, nn.Module)
     with frozen(method):
         views = feed.views("test", some, make_views(settings, feed), settings.seed, 0, BATCH)
         angles = torch.cat([method.rows(pair).theta for pair in views])
-    return found, angles
+    return _map(found[:POINTS], feed), angles
+
+
+def _map(rows: Tensor, feed: Feed) -> dict[str, NDArray[np.float32]]:
+    """Return features of test images in two dimensions, by t-SNE, for each kind of figure."""
+    from sklearn.manifold import TSNE
+
+    near = min(30, (len(rows) - 1) // 3)
+    tsne = TSNE(2, init="pca", random_state=0, max_iter=750, perplexity=near)
+    places = tsne.fit_transform(torch.nn.functional.normalize(rows).numpy())
+    labels = feed.labels("test")[: len(places)].numpy()
+    return {name: places[labels == label] for label, name in enumerate(feed.classes)}
 
 
 def _table(shown: list[Shown]) -> Table:
     table = Table("", "effect", "probe", "kNN", "angle", "time", title="MoCo v3 on shapes: top-1, positive angle")
     for row in shown:
-        angle = f"{row.angles.rad2deg().mean():.0f}°"
         taken = f"{row.seconds:.0f} s" if row.seconds else ""
-        table.add_row(row.name, row.effect, f"{row.probe:.1f} %", f"{row.knn:.1f} %", angle, taken)
+        table.add_row(row.name, row.effect, f"{row.probe:.1f} %", f"{row.knn:.1f} %", f"{row.degrees:.0f}°", taken)
     return table
 
 
 def _json(shown: list[Shown]) -> str:
     kept = ("name", "effect", "probe", "knn", "seconds")
-    rows = [{k: asdict(row)[k] for k in kept} | {"angle": float(row.angles.mean())} for row in shown]
+    rows = [{name: getattr(row, name) for name in kept} | {"angle": float(row.angles.mean())} for row in shown]
     return jsons.dumps({"version": ml.__version__, "rows": rows}, indent=1)
+
+
+def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
+    """Return the page: one HTML file that needs no network."""
+    page = render(
+        "demo.html.j2",
+        shown=shown,
+        colours=COLOURS,
+        verdict=_verdict(shown),
+        drawings={name: _svg(name, shown) for name in DRAWINGS},
+        views=_views(feed, settings),
+        settings=settings,
+        probe=PROBE,
+        facts=environment(torch.device("cpu")),
+    )
+    return page.encode(errors="backslashreplace")
+
+
+def _verdict(shown: Sequence[Shown]) -> str:
+    """Return what the numbers say, and how much that is worth."""
+    best = max(shown, key=lambda row: row.probe)
+    plain = next((row for row in shown if row.name == "plain"), best)
+    said = f"The best probe is {best.name}'s, {best.probe:.1f} %"
+    if best is not plain:
+        said += f", {best.probe - plain.probe:.1f} points above plain's"
+    return f"{said}. One seed of a short run on a small set: another seed may move a number by ten points."
+
+
+def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
+    """Return a PNG of views, in base64."""
+    images = next(iter(feed.plain("train", torch.arange(count), settings.size, 0, count)))
+    names = [feed.classes[int(label)] for label in feed.labels("train")[:count]]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "views.png"
+        save_views(images.numpy(), names, make_views(settings, feed), settings.seed, path, zoom=3)
+        return base64.b64encode(path.read_bytes()).decode()
+
+
+def _svg(name: str, shown: Sequence[Shown]) -> str:
+    """Return a drawing for the page. Its ids begin with its name, so that no other drawing has them."""
+    drawn = _drawn(*DRAWINGS[name], shown, "svg").decode()
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", drawn[drawn.index("<svg") :])
+
+
+def _drawn(draw: Draw, size: tuple[float, float], shown: Sequence[Shown], kind: Literal["png", "svg"]) -> bytes:
+    """Return a drawing as the bytes of a file, which are the same for the same numbers."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    facts = {"Software": "marginlens"} if kind == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(
+        {"font.sans-serif": ["DejaVu Sans"], "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "marginlens"}
+    ):
+        figure = Figure(figsize=size, dpi=110, layout="constrained")
+        draw(figure, shown)
+        figure.savefig(drawn, format=kind, metadata=facts)
+    return drawn.getvalue()
+
+
+def _draw_all(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 1.15))[:, 0]
+    parts = [*top.subfigures(1, 3, squeeze=False, width_ratios=(1, 2, 1))[0], bottom]
+    for (draw, _), part in zip(DRAWINGS.values(), parts, strict=True):
+        draw(part, shown)
+
+
+def _draw_accuracy(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    axes, colours = figure.subplots(), [COLOURS[row.name] for row in shown]
+    for width, values, alpha in ((-0.4, [row.probe for row in shown], 1.0), (0.4, [row.knn for row in shown], 0.5)):
+        bars = axes.bar(range(len(shown)), values, width, align="edge", color=colours, alpha=alpha)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    axes.set_xticks(range(len(shown)), [row.name for row in shown])
+    axes.set(title="top-1 in %: linear probe, kNN (pale)", ylim=(0, 105))
+
+
+def _draw_training(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    loss, near = figure.subplots(1, 2, sharex=True)
+    for row in shown:
+        style = {"color": COLOURS[row.name], "label": row.name}
+        if row.metrics:
+            loss.plot([x.epoch for x in row.metrics], [x.loss for x in row.metrics], "o-", **style)
+            points = [(x.epoch, x.knn) for x in row.metrics if x.knn is not None]
+            near.plot(*np.transpose(points), "o-", **style)
+        else:
+            near.axhline(row.knn, ls="--", **style)
+    for axes, title in ((loss, "loss"), (near, "kNN, top-1 in %")):
+        axes.set(title=title, xlabel="epoch")
+        axes.locator_params(axis="x", integer=True)
+    near.legend(fontsize=8, frameon=False)
+
+
+def _draw_angles(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for row in shown:
+        axes.hist(row.angles.rad2deg().numpy(), range(0, 136, 3), histtype="step", color=COLOURS[row.name])
+    axes.set(title="angles of the positives", xlabel="degrees", yticks=[])
+
+
+def _draw_maps(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    for axes, row in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        for name, places in row.places.items():
+            axes.plot(*places.T, "o", ms=2.2, mew=0, label=name)
+        axes.set(title=f"{row.name}: {row.probe:.1f} %", xticks=[], yticks=[])
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), markerscale=2.5, frameon=False)
+
+
+DRAWINGS: dict[str, tuple[Draw, tuple[float, float]]] = {
+    "accuracy": (_draw_accuracy, (6.4, 3.0)),
+    "training": (_draw_training, (9.6, 3.2)),
+    "angles": (_draw_angles, (6.4, 3.0)),
+    "maps": (_draw_maps, (9.6, 3.3)),
+}
+"""What draws each part of the page, and its size in inches."""

@@ -80,6 +80,14 @@ class Effect(Protocol):
         """Whether `logit` is not the plain one: only then does the value of the loss change."""
 
     @property
+    def unbounded(self) -> bool:
+        """True if its weights have no bound where beta is below 1."""
+
+    @property
+    def idle(self) -> bool:
+        """True if it takes numbers, and was given none that do anything."""
+
+    @property
     def needs_negatives(self) -> str:
         """The parameter that acts through the negatives and so means nothing without them; '' if none does."""
 
@@ -126,6 +134,14 @@ def log_one_minus(weight: Number, x: Tensor) -> Tensor:
 
 class Composes:
     """What all effects share: they multiply, have a string form, and hash by their numbers."""
+
+    unbounded = False
+    """True if its weights have no bound where beta is below 1."""
+
+    @property
+    def idle(self) -> bool:
+        """True if it takes numbers, and was given none that do anything."""
+        return False
 
     def __init_subclass__(cls) -> None:
         cls.__hash__ = Composes.__hash__  # type: ignore[method-assign]  # or a dataclass would make its own
@@ -191,6 +207,10 @@ class Margin(Composes):
         check_number(self, "m2", SHIFTS, _SHIFTS, learns=True)
 
     @property
+    def idle(self) -> bool:
+        return self == Margin()
+
+    @property
     def needs_negatives(self) -> str:
         return "m2" if isinstance(self.m2, Tensor) or self.m2 != 0.0 else ""
 
@@ -212,6 +232,10 @@ class Emphasis(Composes):
     c: Number = math.inf
     moves_logit = False
     needs_negatives = ""
+
+    @property
+    def idle(self) -> bool:
+        return self == Emphasis()
 
     def __post_init__(self) -> None:
         check_number(self, "s", SCALES, _SCALES)
@@ -244,6 +268,7 @@ class Ratio(Composes):
     angular = True
     moves_logit = False
     needs_negatives = "m1"
+    unbounded = True
 
     def __post_init__(self) -> None:
         check_number(self, "m1", ANGLES, _ANGLES)
@@ -270,6 +295,7 @@ class Attenuation(Composes):
     angular = False
     moves_logit = False
     needs_negatives = "alpha"
+    unbounded = True
 
     def __post_init__(self) -> None:
         check_number(self, "alpha", SHARES, _SHARES)
@@ -313,6 +339,10 @@ class Product(Composes):
     @property
     def moves_logit(self) -> bool:
         return any(f.moves_logit for f in self.factors)
+
+    @property
+    def unbounded(self) -> bool:  # type: ignore[override]
+        return any(f.unbounded for f in self.factors)
 
     @property
     def needs_negatives(self) -> str:

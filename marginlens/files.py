@@ -10,17 +10,23 @@ import json
 import os
 import re
 import stat
+import sys
+import time
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from marginlens.errors import DataError
 
 MIB = 1 << 20
 JSON_BYTES = 64 * MIB
 """The longest JSON that is read: a store of 100,000 classes needs 5 MiB, a run of 1,000 epochs less."""
 DEPTH = 32
 """How deep JSON may be nested: what we write needs 5, and repr and pydantic give up at some hundreds."""
-
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -131,3 +137,151 @@ def _depth(said: str) -> int:
         elif found[0] in ("]", "}"):
             depth -= 1
     return deepest
+
+
+def expanded(path: str | PathLike[str]) -> Path:
+    """A path whose ~ is the folder that it stands for."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"the ~ of {path} stands for no folder ({error})") from None
+
+
+def save(path: Path, content: bytes) -> None:
+    """Write a new file, and wait until the disk has it."""
+    with path.open("xb") as file:
+        file.write(content)
+        flush(file)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or as it was: written aside, flushed, renamed."""
+    aside = path.with_name(f".{path.name}.{unique()}")
+    try:
+        save(aside, content)
+        aside.rename(path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def put_new(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; raise if something has its name by then."""
+    aside = path.with_name(f".{path.name}.{unique()}")
+    try:
+        save(aside, content)
+        try:
+            os.link(aside, path)  # a rename would replace what came there meanwhile
+        except FileExistsError:
+            raise DataError(f"{path} is there already; remove it, or give --out another name") from None
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise
+            aside.rename(path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def deliver(path: Path, content: bytes, mark: str = "") -> None:
+    """Write a file at a place that the user named: where a symlink leads, or into a stream, such as /dev/stdout.
+
+    With a mark, a file that is there already is replaced only if it begins so: we wrote it then.
+    """
+    if is_stream(path):
+        with _opened(path) as file:
+            file.write(content)
+    else:
+        check_replaceable(path, mark)
+        put(Path(os.path.realpath(path)), content)
+
+
+def check_replaceable(path: Path, mark: str) -> None:
+    """Raise if a file is there that does not begin as what we write: `mark` is a pattern of its first bytes."""
+    if not path.exists() or is_stream(path):
+        return
+    with opened(path) as file:
+        begin = file.read(_MARKED)
+    if begin and not re.match(mark.encode(), begin, re.S):
+        raise DataError(
+            f"{path} was not written by this version of marginlens, and is not replaced; "
+            f"remove it, or give another name"
+        )
+
+
+_MARKED = 4096
+"""Bytes at a file's beginning that tell what it is."""
+
+
+def is_stream(path: Path) -> bool:
+    """A pipe, a device or a file that is open already, which its reader would miss if another took its name."""
+    return bool(_OPEN.match(str(_led(path)))) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+_OPEN = re.compile(r"/(?:proc/([^/]+)|dev)/fd/(\d+)")
+"""A file that a process has open: whose, if it is said, and its number there."""
+
+
+def _led(path: Path) -> Path:
+    """Where links lead, as far as to what is open."""
+    for _ in range(40):  # as many links as Linux follows
+        if _OPEN.match(str(path)) or not path.is_symlink():
+            break
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+    return path
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A stream to write to. A file that we have open goes on where it is, or what we print next would lie over it."""
+    found = _OPEN.fullmatch(str(_led(path)))
+    if found and found[1] in (None, "self", str(os.getpid())) and path.is_file():
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return os.fdopen(os.dup(int(found[2])), "wb")
+    return open(path, "ab", opener=_read_by_somebody)
+
+
+def _read_by_somebody(name: str, flags: int) -> int:
+    """Open a stream that somebody reads: a named pipe without a reader would let us wait for ever."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            handle = os.open(name, flags | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > end:
+                raise OSError(errno.ENXIO, "nobody reads from this pipe", name) from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(handle, True)
+            return handle
+
+
+_PATIENCE = 5.0
+"""Seconds that we wait for a reader of a pipe."""
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Around the writing of a file, whose folder is made: what the disk refuses is one line that names the option."""
+    if str(path) == "-":
+        raise DataError(f"{option} - is no file's name; give {option} /dev/stdout for standard output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BrokenPipeError:  # whoever read it has read enough
+        raise
+    except OSError as error:
+        raise DataError(f"cannot write {path} ({error.strerror or error}); give {option} another place") from None
+
+
+def unique() -> str:
+    """For a name that nobody else has: the process, and eight digits."""
+    return f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def flush(file: BinaryIO) -> None:
+    """Waits until the disk has what was written."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -18,9 +18,10 @@ import pytest
 from PIL import Image
 
 import marginlens as ml
+from marginlens import files
 from marginlens.cli import COMMANDS, main
-from marginlens.data import atomic, prepare, shapes, store
-from marginlens.train.progress import Display
+from marginlens.data import prepare, shapes, store
+from marginlens.output import Display
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
 
@@ -171,7 +172,7 @@ def test_help_does_not_wait_for_torch(words):
     assert imported(code, "torch", "tyro") == "[]"
 
 
-@pytest.mark.parametrize("name", ["tyro", "pydantic"])
+@pytest.mark.parametrize("name", ["tyro", "pydantic", "rich"])
 def test_a_laboratory_that_is_not_installed_is_one_line(name):
     code = f"import sys\nsys.modules[{name!r}] = None\nfrom marginlens.cli import main\nmain(['runs'])"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -181,7 +182,7 @@ def test_a_laboratory_that_is_not_installed_is_one_line(name):
 
 def test_without_the_laboratory_the_rest_can_be_looked_at():
     code = "import sys, inspect\nsys.modules['pydantic'] = None\nimport marginlens\ninspect.getmembers(marginlens)"
-    assert imported(code, "marginlens.loss", "marginlens.train.config") == "['marginlens.loss']"
+    assert imported(code, "marginlens.loss", "marginlens.options") == "['marginlens.loss']"
 
 
 def test_names_may_be_first_used_by_several_threads():
@@ -191,15 +192,16 @@ def test_names_may_be_first_used_by_several_threads():
         "with ThreadPoolExecutor(3) as pool:\n"
         "    list(pool.map(lambda name: (together.wait(), getattr(ml, name)), names))"
     )
-    assert imported(code, "marginlens.train.embed") == "['marginlens.train.embed']"
+    assert imported(code, "marginlens.runs.export") == "['marginlens.runs.export']"
 
 
 def test_the_overview_says_of_each_command_what_its_help_says(capsys):
     main([])
     said = capsys.readouterr().out
     for name, place in COMMANDS.items():
-        module, function = place.split(":")
-        first = getattr(importlib.import_module(module), function).__doc__.strip().splitlines()[0]
+        module, _, function = place.partition(":")
+        found = importlib.import_module(module)
+        first = (getattr(found, function) if function else found).__doc__.strip().splitlines()[0]
         assert f"  marginlens {name:14} {first}\n" in said
 
 
@@ -291,7 +293,7 @@ def test_half_a_picture_is_none(capsys, tmp_path, monkeypatch, size):
         raise OSError(28, "No space left on device")
 
     store.write("shapes", {name: [store.Batch(*shapes.draw(8, name))] for name in ("train", "test")}, shapes.CLASSES)
-    monkeypatch.setattr(atomic, "flush", stop)
+    monkeypatch.setattr(files, "flush", stop)
     said = refused(capsys, "data", "show", "shapes", "--out", "new/grid.png", "--columns", "2")
     assert "cannot write new/grid.png (No space left on device); give --out another place" in said
     assert not list((tmp_path / "new").iterdir())
@@ -314,7 +316,7 @@ def drawn(shapes_once, monkeypatch):
 
 
 @FULL
-@pytest.mark.parametrize("heard", ["2>/dev/full", "2>&1 >/dev/null | head -1"])
+@pytest.mark.parametrize("heard", ["2>/dev/full", pytest.param("2>&1 >/dev/null | head -1", marks=pytest.mark.slow)])
 def test_a_run_does_not_die_of_its_log(tmp_path, drawn, heard):
     command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} {heard}"
     subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
@@ -346,6 +348,7 @@ def on_a_terminal(words, seconds=60, stop=False):
     return said.decode(errors="replace"), child.wait()
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal(tmp_path, drawn):
     said, code = on_a_terminal(f"pretrain {SHORT} --runs {tmp_path / 'runs'}")
     assert code == 0
@@ -360,6 +363,7 @@ def test_ctrl_c_on_a_terminal(tmp_path, drawn):
     assert "--resume" in said
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed(tmp_path, drawn):
     command = f"{sys.executable} -m marginlens pretrain {SHORT} --runs {tmp_path / 'runs'} >&- 2>&-"
     subprocess.run(command, shell=True, capture_output=True, text=True, check=True)

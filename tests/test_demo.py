@@ -7,13 +7,13 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from marginlens import demo
 from marginlens.cli import main
 from marginlens.data import shapes, store
-from marginlens.train.config import Probe
-from marginlens.train.stop import Stopped
+from marginlens.errors import Stopped
+from marginlens.evals.probe import Probe
 
 
 def test_stopped_it_says_how_to_go_on(monkeypatch, tmp_path):
@@ -59,10 +59,24 @@ def test_the_page_is_whole_and_needs_no_network(made):
     for _, attributes in page.found:
         for name in ("src", "href"):
             assert attributes.get(name, "data:").startswith("data:")
-    assert sum(a.get("class") == "plotly-graph-div" for _, a in page.found) == 4
+    assert [tag for tag, _ in page.found if tag in ("figure", "svg", "script")] == ["figure", "svg"] * 4
     assert text.count("<tr>") == 5  # a head, the random encoder and three runs
+    assert len(text) < 1e6
     assert [w for w in ("Accuracy", "Training", "sees", "Maps", "Angles") if w not in text] == []
     assert "nan" not in re.sub(r"<script.*?</script>|base64,[^\"]*", "", text, flags=re.S).lower()
+
+
+def test_drawings_share_no_id_and_their_text_can_be_searched(made):
+    text = (made / "report.html").read_text()
+    page = Tags()
+    page.feed(text)
+    ids = [a["id"] for _, a in page.found if "id" in a]
+    assert len(ids) == len(set(ids))
+    uses = {a["xlink:href"][1:] for _, a in page.found if "xlink:href" in a} | set(re.findall(r"url\(#(.*?)\)", text))
+    assert uses <= set(ids)
+    words = re.findall(r"<text [^>]*>(.*?)</text>", text)
+    for word in (*demo.COLOURS, *shapes.CLASSES, "loss", "kNN, top-1 in %", "degrees"):
+        assert word in words
 
 
 def test_the_picture_is_a_picture(made):
@@ -72,13 +86,15 @@ def test_the_picture_is_a_picture(made):
 
 
 def test_it_shows_what_was_measured(made, capsys):
-    """Run again, nothing is trained again, and the table has the records' numbers."""
+    """Run again, nothing is trained again, the files are the same, and the table has the records' numbers."""
     capsys.readouterr()
+    before = [(made / name).read_bytes() for name in ("report.html", "report.png")]
     main(["demo", "--out", str(made), "--epochs", "1", "--json"])
     said = capsys.readouterr()
     rows = {row["name"]: row for row in json.loads(said.out)["rows"]}
     assert list(rows) == ["random", *demo.EFFECTS]
     assert said.err.count("is complete already") == 3
+    assert [(made / name).read_bytes() for name in ("report.html", "report.png")] == before
     text = (made / "report.html").read_text()
     for path in (made / "runs").iterdir():
         (record,) = (path / "evaluations").glob("probe-*.json")
@@ -88,16 +104,18 @@ def test_it_shows_what_was_measured(made, capsys):
         assert f"<td>{found:.1f} %</td>" in text
 
 
-def test_the_page_in_a_browser(made):
-    """It renders, all four plots are drawn, and the console has no errors."""
+def test_the_page_in_a_browser(made, tmp_path):
+    """It renders, the bars of every encoder are to be seen, and the console has no errors."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here: apt-get install chromium")
-    asked = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--enable-logging=stderr"]
-    command = [browser, *asked, "--dump-dom", (made / "report.html").as_uri()]
+    asked = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1100,3000"]
+    command = [browser, *asked, f"--screenshot={tmp_path / 'page.png'}", (made / "report.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.count('class="main-svg"') >= 4
-    assert done.stdout.count('class="bars"') + done.stdout.count('class="points"') >= 4
+    with Image.open(tmp_path / "page.png") as image:
+        seen = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 24)}
+    for colour in demo.COLOURS.values():
+        assert seen.get(ImageColor.getrgb(colour), 0) > 1000
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
 
 

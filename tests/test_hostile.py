@@ -28,8 +28,8 @@ from marginlens import files, output
 from marginlens.cli import main
 from marginlens.data import images
 from marginlens.data import store as stores
-from marginlens.data.atomic import DataError
 from marginlens.data.folder import crop_file, prepare_folder
+from marginlens.errors import DataError
 from tests.data.conftest import jpeg, small, tinyimagenet, tree_of_jpegs, zip_of  # noqa: F401
 from tests.runs.conftest import ask, content, put, store, trained  # noqa: F401
 from tests.train.conftest import data_root, prepared, settings, whole  # noqa: F401
@@ -180,7 +180,7 @@ def test_configurations(tmp_path, ask, name):  # noqa: F811
 def test_merges_that_people_write(tmp_path):
     held = "base: &base {epochs: 3}\n"
     (tmp_path / "a.yaml").write_text("<<: {epochs: 3}\nseed: 4\n")
-    from marginlens.train.options import read_config
+    from marginlens.options import read_config
 
     assert read_config(tmp_path / "a.yaml") == {"epochs": 3, "seed": 4}
     assert yaml.safe_load(held) == {"base": {"epochs": 3}}
@@ -390,7 +390,7 @@ def test_exports_are_byte_reproducible(trained, tmp_path):  # noqa: F811
 
 
 def test_model_cards_escape_names():
-    from marginlens.train.embed import _escaped
+    from marginlens.runs.export import _escaped
 
     assert _escaped("cifar10") == "cifar10"
     assert _escaped("my-photos_2024") == "my-photos_2024"
@@ -410,7 +410,7 @@ def test_weights_of_integers_are_refused(trained, tmp_path):  # noqa: F811
 
 
 def test_advice_on_memory_fits_the_device():
-    from marginlens.train.probe import to_lower
+    from marginlens.runs.evaluate import to_lower
 
     assert "--device cpu" not in to_lower(torch.device("cpu"))
     assert "--device cpu" in to_lower(torch.device("cuda"))

@@ -171,3 +171,23 @@ def test_a_new_effect_is_one_class_and_one_name(monkeypatch):
     z, w = torch.randn(2, 8, 4, dtype=torch.float64).requires_grad_()
     plain, focused = (torch.autograd.grad(ml.info_nce(z, w, effect=effect), z)[0] for effect in ("plain", "focus(g=2)"))
     torch.testing.assert_close(focused, 3 * plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "idle", "unbounded"),
+    [
+        ("plain", False, False),
+        ("margin", True, False),
+        ("margin(m1=0.4)", False, False),
+        ("emphasis", True, False),
+        ("emphasis(s=2)", False, False),
+        ("ratio(m1=0.4)", False, True),
+        ("attenuation(alpha=1)", False, True),
+        ("emphasis(s=2) * ratio(m1=0.4)", False, True),
+        ("emphasis(s=2) * emphasis(c=3)", False, False),
+    ],
+)
+def test_what_an_effect_says_of_itself(text, idle, unbounded):
+    """Idle: it takes numbers, and has none that do anything. Unbounded: its weights are, where beta is below 1."""
+    effect = ml.effect(text)
+    assert (effect.idle, effect.unbounded) == (idle, unbounded)

@@ -7,12 +7,12 @@ import shutil
 import pytest
 
 import marginlens as ml
-from marginlens.data import atomic
-from marginlens.data.atomic import DataError
+from marginlens import files
+from marginlens.errors import DataError
 from marginlens.report.tables import BEGIN, END
 from marginlens.runs import store as stores
+from marginlens.runs import work
 from marginlens.runs.store import add, drop_weights, remove, scan
-from marginlens.train import record
 from tests.runs.conftest import ask, content, put, records, settings, store, trained  # noqa: F401
 from tests.train.conftest import data_root, prepared, whole  # noqa: F401
 
@@ -133,7 +133,7 @@ def test_export_and_embed_take_no_others_place(trained, tmp_path, kind, when, mo
         def appear(path=path):
             path.write_text("mine") if kind == "file" else path.symlink_to(tmp_path / "nowhere")
 
-        save = atomic.save
+        save = files.save
 
         def late(aside, held, appear=appear, save=save):
             save(aside, held)
@@ -143,7 +143,7 @@ def test_export_and_embed_take_no_others_place(trained, tmp_path, kind, when, mo
             if when == "before":
                 appear()
             else:
-                patch.setattr(atomic, "save", late)
+                patch.setattr(files, "save", late)
             with pytest.raises(ValueError, match="is there already"):
                 act(path)
         assert path.read_text() == "mine" if kind == "file" else path.is_symlink()
@@ -155,19 +155,19 @@ def test_where_there_are_no_hard_links(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(atomic.os, "link", refuse)
-    atomic.put_new(tmp_path / "x", b"ours")
+    monkeypatch.setattr(files.os, "link", refuse)
+    files.put_new(tmp_path / "x", b"ours")
     with pytest.raises(OSError, match="not supported"):
-        atomic.put_new(tmp_path / "x", b"other")
+        files.put_new(tmp_path / "x", b"other")
     assert (tmp_path / "x").read_bytes() == b"ours"
     monkeypatch.undo()
     with pytest.raises(DataError, match="is there already"):
-        atomic.put_new(tmp_path / "x", b"other")
+        files.put_new(tmp_path / "x", b"other")
 
 
 def test_a_file_system_that_cannot_lock(trained, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(record, "_lock", lambda file: None)
-    with pytest.raises(ValueError, match="cannot be locked on this file system; give --runs"), record.locked(trained):
+    monkeypatch.setattr(work, "_lock", lambda file: None)
+    with pytest.raises(ValueError, match="cannot be locked on this file system; give --runs"), work.locked(trained):
         pass
 
 
@@ -175,9 +175,9 @@ def test_improper_metrics_are_not_complete(trained):  # noqa: F811
     metrics = trained.path / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
     metrics.write_text("\n".join(['{"epoch": 1}', *lines[1:]]) + "\n")
-    with pytest.raises(ValueError, match="line 1 lacks loss"):
+    with pytest.raises(ValueError, match="line 1: loss is missing"):
         ml.pretrain(trained.settings, runs=trained.path.parent)
-    with pytest.raises(ValueError, match="line 1 lacks loss"):
+    with pytest.raises(ValueError, match="line 1: loss is missing"):
         trained.checkpoint()
 
 

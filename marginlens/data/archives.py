@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from marginlens.data.atomic import DataError
+from marginlens.errors import DataError
 from marginlens.files import MIB, below, opened, reason, spoken
 
 MOST_MEMBERS = 2_000_000

@@ -14,16 +14,16 @@ from tyro.conf import Positional, arg
 
 from marginlens.checks import whole
 from marginlens.data import store
-from marginlens.data.atomic import DataError
-from marginlens.data.facts import record
+from marginlens.data.contact_sheet import save_grid, save_views
+from marginlens.data.disk import record
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder
-from marginlens.data.grid import save_grid, save_views
 from marginlens.data.prepare import open_data, prepare, verified
-from marginlens.data.sources import SOURCES
+from marginlens.data.sources import SOURCES, recipes
 from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import Crop, View, strong, weak
+from marginlens.errors import DataError
+from marginlens.files import expanded
 from marginlens.output import say, say_json, show
-from marginlens.paths import expanded
 
 THUMBNAIL = 64
 LONGEST = 150
@@ -157,10 +157,8 @@ def data_views(
         crop: The weak view's crop: resized or padded.
         scale: Share of the area in a resized crop; that of the data set's recipe, if none is given.
     """
-    from marginlens.train.config import RECIPES
-
     whole("count", count)
-    scale = scale or RECIPES.get(name, {}).get("crop_scale", View().scale)
+    scale = scale or recipes("pretrain").get(name, {}).get("crop_scale", View().scale)
     images, labels, classes = _first(name, count)
     size = images.shape[-1]
     plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

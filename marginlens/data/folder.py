@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from marginlens.data import store
-from marginlens.data.atomic import DataError, flush, partial, publish, save
-from marginlens.data.facts import FORMAT, Facts, array, save_record
+from marginlens.data.disk import FORMAT, Facts, array, partial, publish, save_record
 from marginlens.data.images import (
     MOST_BYTES,
     SUFFIXES,
@@ -39,8 +38,8 @@ from marginlens.data.images import (
 )
 from marginlens.data.store import NO_LABEL, Images, Labels
 from marginlens.data.workers import end_with_parent, without_main
-from marginlens.files import MIB, read, reason
-from marginlens.paths import expanded
+from marginlens.errors import DataError
+from marginlens.files import MIB, expanded, flush, read, reason, save
 
 TEST_NAMES = ("val", "test")
 KIND = "folder"

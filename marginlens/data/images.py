@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from marginlens.data.atomic import DataError
 from marginlens.data.store import Images
+from marginlens.errors import DataError
 from marginlens.files import MIB, read, reason
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from marginlens.data import store
 from marginlens.data.archives import Files, Folder, open_files
-from marginlens.data.atomic import DataError
-from marginlens.data.facts import record
+from marginlens.data.disk import record
 from marginlens.data.folder import KIND, FolderIndex, read_folder, verify_index
 from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
+from marginlens.errors import DataError
+from marginlens.files import expanded
 from marginlens.parameters import hint
-from marginlens.paths import expanded
 
 
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:

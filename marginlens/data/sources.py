@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from marginlens.data import images as decoding
 from marginlens.data import shapes
 from marginlens.data.archives import IMAGE_BYTES, TEXT_BYTES, Files, content
-from marginlens.data.atomic import DataError
 from marginlens.data.store import NO_LABEL, Batch, Labels
+from marginlens.errors import DataError
 from marginlens.parameters import hint
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -48,6 +48,8 @@ class Source:
     """The recipe's figures (ReSSL's code), which need not be the true ones; None: use the data's own."""
     drawn: bool = False
     """Made by a formula: it needs no files, and is made when it is first asked for."""
+    recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that this data set asks for: of "pretrain", and of evaluations by their names."""
 
 
 def read_shapes(files: Files) -> Contents:
@@ -114,6 +116,21 @@ SOURCES = {
         "ten kinds of figure, drawn by a formula; 32 px, needs no files",
         version=shapes.VERSION,
         drawn=True,
+        # what a CPU learns from in minutes (docs/laboratory.md has the measurements)
+        recipes={
+            "pretrain": {
+                "encoder": "tiny",
+                "batch": 64,
+                "lr": 0.2,
+                "ema": 0.9,
+                "hidden": 256,
+                "out": 64,
+                "predictor_bn": False,
+                "warmup": 1,
+                "crop_scale": (0.5, 1.0),
+            },
+            "probe": {"epochs": 20, "batch": 16, "lr": 0.5, "crop_scale": (0.5, 1.0)},
+        },
     ),
     "cifar10": Source(
         read_cifar10,
@@ -141,6 +158,7 @@ SOURCES = {
         "stl10_binary",
         mean=(0.4408, 0.4279, 0.3867),
         std=(0.2682, 0.2610, 0.2686),
+        recipes={"pretrain": {"split": "train+unlabeled", "size": 64, "ema": 0.996}},
     ),
     "tinyimagenet": Source(
         read_tinyimagenet,
@@ -150,8 +168,14 @@ SOURCES = {
         "tiny-imagenet-200",
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2302, 0.2265, 0.2262),
+        recipes={"pretrain": {"size": 64, "ema": 0.996}},
     ),
 }
+
+
+def recipes(what: str) -> dict[str, Mapping[str, Any]]:
+    """Return the settings that data sets ask for, of "pretrain" or of an evaluation, by the data set's name."""
+    return {name: found.recipes[what] for name, found in SOURCES.items() if what in found.recipes}
 
 
 def source(name: str) -> Source:

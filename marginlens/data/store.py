@@ -20,10 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marginlens.data.atomic import DataError, check_ours, flush, moving, partial, publish
-from marginlens.data.facts import FORMAT, Facts, array, record, save_record
-from marginlens.files import reason
-from marginlens.paths import expanded
+from marginlens.data.disk import FORMAT, Facts, array, check_ours, moving, partial, publish, record, save_record
+from marginlens.errors import DataError
+from marginlens.files import expanded, flush, reason
 
 DOWNLOADS = "downloads"
 """The folder of archives beside the stores, which no store may have the name of."""

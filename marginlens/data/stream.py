@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from marginlens.autodiff import full_precision
-from marginlens.data.atomic import DataError
 from marginlens.data.folder import FolderIndex, crop, crop_file, read_file
 from marginlens.data.views import View, colour, parameters
 from marginlens.data.workers import end_with_parent, without_main
+from marginlens.errors import DataError
 
 _begun: WeakSet[Any] = WeakSet()
 """Iterators of loaders with workers that nobody has let go of."""

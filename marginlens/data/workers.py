@@ -1,4 +1,7 @@
-"""Processes that decode images: they do not run the program again, and they end with their parent."""
+"""Processes that decode images: they do not run the program again, and they end with their parent.
+
+Imports nothing else of ours: a worker is watched before it imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import parent_process, spawn
+from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 
 _spawning = threading.Lock()
 
@@ -31,27 +35,21 @@ def _end_after(sentinel: int) -> None:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within, a process that this thread starts does not run the program again, if it would.
+    """Within, a process that is started does not run the program again, if it would.
 
     Spawned processes import the main module: a script that calls this and is not under `if __name__ == "__main__"`
-    would begin anew in each of them.
+    would begin anew in each of them. So it is out of sight for the milliseconds of a start.
     """
     if not _begins_anew():
         yield
         return
     with _spawning:
-        usual, thread = spawn.get_preparation_data, threading.get_ident()
-
-        def prepared(name: str) -> dict[str, object]:
-            found: dict[str, object] = usual(name)
-            main = ("init_main_from_path", "init_main_from_name") if threading.get_ident() == thread else ()
-            return {key: value for key, value in found.items() if key not in main}
-
-        spawn.get_preparation_data = prepared
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
         try:
             yield
         finally:
-            spawn.get_preparation_data = usual
+            sys.modules["__main__"] = main
 
 
 def _begins_anew() -> bool:

@@ -23,7 +23,7 @@ from marginlens.kernels.batchnorm_kernels import (
     whole_backward_kernel,
     whole_forward_kernel,
 )
-from marginlens.kernels.memory_format import DTYPES, INTERPRET, dense, like, power
+from marginlens.kernels.launch import DTYPES, INTERPRET, dense, like, power
 
 ONE_TILE = 512
 """Up to so many rows of a group, a program holds all rows of its channels, and one kernel does everything."""

@@ -5,9 +5,10 @@ Where a loss takes less time on the GPU than its caller needs to ask for it, thi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,3 +73,49 @@ def ceil(a: int, b: int) -> int:
 def power_of_2(n: int) -> int:
     """The least power of 2 that is n or more."""
     return 1 << (n - 1).bit_length()
+
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def dense(x: Tensor) -> bool:
+    """Whether x is a matrix of rows of channels: channels-last, or contiguous if it is not an image."""
+    return x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()
+
+
+def like(g: Tensor, x: Tensor) -> Tensor:
+    """The gradient in the layout of x: that of a mean over pixels arrives expanded."""
+    form = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return g.to(x.dtype).contiguous(memory_format=form)
+
+
+def power(c: int, most: int) -> int:
+    """The largest power of two that divides c, up to `most`."""
+    return min(c & -c, most)
+
+
+T = TypeVar("T")
+
+
+def capture(
+    step: Callable[[], T], warm: int, reset: Callable[[], object] | None = None
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A graph of one `step`, and what that step returned: tensors that every replay writes anew.
+
+    Before that the step is executed `warm` times, each after `reset`, so that kernels are compiled and libraries have
+    chosen their algorithms: on the stream of the capture, for libraries have a workspace for each. The step that is
+    captured is not executed. What warming up has changed is the caller's to take back.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm):
+            if reset is not None:
+                reset()
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = step()
+    return graph, found

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marginlens.kernels.memory_format import DTYPES, INTERPRET
+from marginlens.kernels.launch import DTYPES, INTERPRET
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marginlens.kernels.memory_format import DTYPES, INTERPRET, dense, power
+from marginlens.kernels.launch import DTYPES, INTERPRET, dense, power
 
 
 @triton.jit

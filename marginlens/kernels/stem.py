@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marginlens.kernels.memory_format import INTERPRET, dense, like
+from marginlens.kernels.launch import INTERPRET, dense, like
 
 TUNING = {"rows": 128, "warps": 4, "programs": 256}
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from marginlens.checks import EffectLike
-from marginlens.effects import PLAIN, Effect, Emphasis, factors
-from marginlens.loss import Impl, Rows, positive_only, rows
-from marginlens.methods.graphs import by_graph
-from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import Setting, register_effect, settings_of
-from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
-from marginlens.nets.fast import each
-from marginlens.nets.heads import predictor, projector
-from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
-from marginlens.parameters import shortest
+from marginlens.loss import positive_only, rows
+from marginlens.methods.protocol import (
+    PLAIN,
+    EffectLike,
+    Impl,
+    Rows,
+    Setting,
+    arguments,
+    by_graph,
+    check_no_negatives,
+    features_of,
+    pair,
+    register_effect,
+    settings_of,
+)
+from marginlens.nets import constant_momentum, count_once, ema_update, embed, predictor, projector, teacher_of
 
 
 @by_graph
@@ -30,6 +35,8 @@ class BYOL(nn.Module):
     """
 
     tau, effect, impl = (Setting() for _ in range(3))
+    recipe: ClassVar[dict[str, Any]] = {"tau": 0.5, "beta": 0.0}
+    """What the laboratory's recipe has for this method, at its batch."""
 
     def __init__(
         self,
@@ -52,7 +59,7 @@ class BYOL(nn.Module):
         super().__init__()
         self.settings = arguments(tau, 0.0, effect, impl)
         del self.settings["beta"]
-        check_effect(self.settings["effect"], type(self).__name__)
+        check_no_negatives(self.settings["effect"], type(self).__name__)
         register_effect(self, self.settings["effect"])
         dim, self.bn_splits = features_of(backbone, features, size), bn_splits
         self.student = nn.ModuleDict(
@@ -86,41 +93,21 @@ class BYOL(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        predict = partial(self._predict, part=part_size(len(strong), self.bn_splits))
-        return each(predict, (strong, weak) if self.symmetric else (strong,))
+        return embed(
+            self.student["backbone"],
+            lambda x: self.predictor(self.student["projector"](x)),
+            (strong, weak) if self.symmetric else (strong,),
+            self.bn_splits,
+        )
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """What they predict: the teacher's embeddings (n, out) of the other view."""
         strong, weak = pair(views)
-        target = partial(self._target, part=part_size(len(weak), self.bn_splits))
-        seen = [apart(x, self.bn_splits) for x in ((weak, strong) if self.symmetric else (weak,))]
-        return [together(k, self.bn_splits) for k in each(target, seen)]
+        seen = (weak, strong) if self.symmetric else (weak,)
+        return embed(self.teacher["backbone"], self.teacher["projector"], seen, self.bn_splits, [True] * len(seen))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of predictions against what they predict."""
         found = [positive_only(p, z, **settings_of(self)) for p, z in zip(queries, keys, strict=True)]
         return torch.stack(found).sum()
-
-    def _predict(self, x: Tensor, part: int) -> Tensor:
-        embedding: Tensor = self.predictor(self.student["projector"](in_parts(self.student["backbone"], x, part)))
-        return embedding
-
-    def _target(self, x: Tensor, part: int) -> Tensor:
-        embedding: Tensor = self.teacher["projector"](in_parts(self.teacher["backbone"], x, part))
-        return embedding
-
-
-def check_effect(effect: Effect, method: str) -> None:
-    """Refuses what means nothing without negatives, and s, which is only a learning rate without them."""
-    for factor in factors(effect):
-        if factor.needs_negatives:
-            raise ValueError(
-                f"{effect}: {factor.needs_negatives} acts through negatives, and {method} has none; "
-                f"{method} takes margin(m1=...) and emphasis(c=...)"
-            )
-        if isinstance(factor, Emphasis) and shortest(factor.s) != "1":
-            raise ValueError(
-                f"{effect}: without negatives s multiplies the whole gradient, so it is only a learning rate; "
-                f"raise lr instead (curvature, emphasis(c=...), does mean something)"
-            )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from marginlens.checks import EffectLike
-from marginlens.effects import PLAIN
-from marginlens.loss import Impl, Rows, info_nce, rows
-from marginlens.methods.graphs import by_graph
-from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import Setting, register_effect, settings_of
-from marginlens.nets.ema import constant_momentum, ema_update, teacher_of
-from marginlens.nets.fast import each
-from marginlens.nets.heads import predictor, projector
-from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
+from marginlens.loss import info_nce, rows
+from marginlens.methods.protocol import (
+    PLAIN,
+    EffectLike,
+    Impl,
+    Rows,
+    Setting,
+    arguments,
+    by_graph,
+    features_of,
+    pair,
+    register_effect,
+    settings_of,
+)
+from marginlens.nets import constant_momentum, count_once, ema_update, embed, predictor, projector, teacher_of
 
 
 @by_graph
@@ -32,6 +37,9 @@ class MoCoV3(nn.Module):
     """
 
     tau, beta, effect, impl = (Setting() for _ in range(4))
+    recipe: ClassVar[dict[str, Any]] = {"last_bn": True, "predictor_bn": True, "bn_splits": 4}
+    """What the laboratory's recipe has for this method, at its batch. `bn_splits` keeps the size of its parts where
+    the batch is another."""
 
     def __init__(
         self,
@@ -88,26 +96,21 @@ class MoCoV3(nn.Module):
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The student's predictions (n, out); two of them if the loss is symmetric."""
         strong, weak = pair(views)
-        predict = partial(self._predict, part=part_size(len(strong), self.bn_splits))
-        return each(predict, (strong, weak) if self.symmetric else (strong,))
+        return embed(
+            self.student["backbone"],
+            lambda x: self.predictor(self.student["projector"](x)),
+            (strong, weak) if self.symmetric else (strong,),
+            self.bn_splits,
+        )
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """The teacher's embeddings (n, out) of the view that the query has not seen."""
         strong, weak = pair(views)
-        target = partial(self._target, part=part_size(len(weak), self.bn_splits))
-        seen = [apart(x, self.bn_splits) for x in ((weak, strong) if self.symmetric else (weak,))]
-        return [together(k, self.bn_splits) for k in each(target, seen)]
+        seen = (weak, strong) if self.symmetric else (weak,)
+        return embed(self.teacher["backbone"], self.teacher["projector"], seen, self.bn_splits, [True] * len(seen))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss of queries against keys."""
         found = [info_nce(q, k, **settings_of(self)) for q, k in zip(queries, keys, strict=True)]
         return self.scale * torch.stack(found).sum()
-
-    def _predict(self, x: Tensor, part: int) -> Tensor:
-        embedding: Tensor = self.predictor(self.student["projector"](in_parts(self.student["backbone"], x, part)))
-        return embedding
-
-    def _target(self, x: Tensor, part: int) -> Tensor:
-        embedding: Tensor = self.teacher["projector"](in_parts(self.teacher["backbone"], x, part))
-        return embedding

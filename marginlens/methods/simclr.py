@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from marginlens.checks import EffectLike
-from marginlens.effects import PLAIN
-from marginlens.loss import Impl, Rows, nt_xent, rows
-from marginlens.methods.graphs import by_graph
-from marginlens.methods.views import arguments, features_of, pair
-from marginlens.modules import Setting, register_effect, settings_of
-from marginlens.nets.fast import each
-from marginlens.nets.heads import projector
-from marginlens.nets.parts import apart, count_once, in_parts, part_size, together
+from marginlens.loss import nt_xent, rows
+from marginlens.methods.protocol import (
+    PLAIN,
+    EffectLike,
+    Impl,
+    Rows,
+    Setting,
+    arguments,
+    by_graph,
+    features_of,
+    pair,
+    register_effect,
+    settings_of,
+)
+from marginlens.nets import count_once, embed, projector
 
 
 @by_graph
@@ -73,10 +78,7 @@ class SimCLR(nn.Module):
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings (n, out) of both views."""
-        strong, weak = pair(views)
-        embed = partial(self._embed, part=part_size(len(strong), self.bn_splits))
-        first, second = each(embed, (strong, apart(weak, self.bn_splits)))
-        return [first, together(second, self.bn_splits)]
+        return embed(self.student["backbone"], self.student["projector"], pair(views), self.bn_splits, (False, True))
 
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
         """There are none: the embeddings are compared with each other."""
@@ -85,7 +87,3 @@ class SimCLR(nn.Module):
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
         """The loss among all of them."""
         return nt_xent(*queries, *keys, **settings_of(self))
-
-    def _embed(self, x: Tensor, part: int) -> Tensor:
-        embedding: Tensor = self.student["projector"](in_parts(self.student["backbone"], x, part))
-        return embedding

@@ -7,14 +7,16 @@ of ours. Convolutions and matrix products are counted; batch norm, ReLU and pool
 
 from __future__ import annotations
 
+import json as jsons
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
+from marginlens import output
 from marginlens.nets.resnet import ENCODERS, check_size, default_stem, encoder
 
 SIZES = (32, 64, 224)
@@ -109,3 +111,22 @@ def _checked(features: object) -> Tensor:
             f"pool and flatten, as in nn.Sequential(encoder, nn.AdaptiveAvgPool2d(1), nn.Flatten())"
         )
     return features
+
+
+def encoders(*, json: bool = False) -> None:
+    """Lists the encoders: stem, features, parameters and FLOPs per image (two for each multiply-add).
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    rows = [asdict(row) for row in table()]
+    if json:
+        output.say_json(jsons.dumps(rows, indent=1))
+        return
+    from rich.table import Table
+
+    sheet = Table("encoder", "stem", "pixels", "features", "parameters", "MFLOP per image")
+    for row in rows:
+        name, stem, size, features = (str(row[key]) for key in ("name", "stem", "size", "features"))
+        sheet.add_row(name, stem, size, features, f"{row['parameters']:,}", f"{row['flops'] / 1e6:,.0f}")
+    output.show(sheet)

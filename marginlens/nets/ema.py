@@ -90,3 +90,12 @@ def _check_schedule(base: float, step: int, total: int) -> None:
     _check_momentum(base)
     if not 0 <= step <= total or total < 1:
         raise ValueError(f"step is {step} of {total}; it must be from 0 to a total of at least 1")
+
+
+def learning_rate(step: int, total: int, base: float, warmup: int = 0) -> float:
+    """Linear from 0 at step 0 to `base` at step `warmup`, then half a cosine, to 0 at step `total`."""
+    if not 0 <= step <= total or not 0 <= warmup < total:
+        raise ValueError(f"step is {step} of {total} with a warm-up of {warmup}; it must be within the run")
+    if step < warmup:
+        return base * step / warmup
+    return base * (1.0 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2.0

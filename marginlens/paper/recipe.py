@@ -1,7 +1,7 @@
 """From the paper's words to settings: its names, what it states, and the one reading that we chose.
 
-A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.train.config`. That recipe already has
-what the paper does not say and its results need (`METHOD_DEFAULTS`): MoCo v3's projector and predictor end in a batch
+A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.options`. That recipe already has
+what the paper does not say and its results need (`MoCoV3.recipe`): MoCo v3's projector and predictor end in a batch
 norm without affine parameters (without the projector's, s = 20 loses instead of gaining), and its backbone's batch
 norms see a quarter of the batch at a time (over the whole batch, s = 20 gains less than the paper has).
 """

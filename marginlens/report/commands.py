@@ -8,13 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from marginlens.data.atomic import check_replaceable, deliver, is_stream, writing
-from marginlens.files import reason
+from marginlens.files import check_replaceable, deliver, expanded, is_stream, reason, writing
 from marginlens.files import text as text_of
 from marginlens.output import legible, say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
-from marginlens.paths import expanded
 from marginlens.report.gather import Gathered, Line, gather
 from marginlens.report.latex import latex as make_latex
 from marginlens.report.page import page
@@ -128,7 +126,7 @@ def summary(found: Gathered) -> dict[str, Any]:
     """The tables' numbers as plain values."""
     tables = {key: [_plain(line) for line in lines] for key, lines in found.lines.items() if lines}
     looks = {key: [_plain(line) for line in lines] for key, lines in found.looks.items() if lines}
-    others = [str(seen.entry.path) for seen in found.others]
+    others = [str(seen.path) for seen in found.others]
     bad = [{"folder": path, "why": why} for path, why in found.bad]
     return {"runs": len(found.runs), "tables": tables, "looks": looks, "others": others, "unreadable": bad}
 
@@ -141,10 +139,9 @@ def _plain(line: Line) -> dict[str, Any]:
     known |= {"mean": line.mean, "std": line.std, "difference": line.difference, "seeds": len(line.values)}
     known |= {"gain": line.gain, "published_gain": line.published_gain, "gain_diverged": line.gain_diverged}
     values = [
-        {"run": v.run.entry.name, "seed": v.run.settings.seed, "top1": v.top1, "diverged": v.diverged}
-        for v in line.values
+        {"run": v.run.name, "seed": v.run.settings.seed, "top1": v.top1, "diverged": v.diverged} for v in line.values
     ]
-    partial = [{"run": p.run.entry.name, "seed": p.run.settings.seed, "said": p.said} for p in line.partial]
+    partial = [{"run": p.run.name, "seed": p.run.settings.seed, "said": p.said} for p in line.partial]
     return known | {"values": values, "partial": partial}
 
 

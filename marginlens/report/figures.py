@@ -1,7 +1,7 @@
 """The paper's figures from our runs, as SVG: drawn here, so that they are there without a script and on paper.
 
-SVG by hand and not plotly: a whole report stays far below the size of plotly's script alone, points can be links, and
-the colours follow the reader's light or dark.
+SVG by hand and not a plotting library's: a report stays small, points can be links, and the colours follow the reader's
+light or dark.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from marginlens.paper import Cell, Published, Table, elsewhere
-from marginlens.report.assets import COLOURS, DRAWN, INK
 from marginlens.report.gather import Line
 from marginlens.report.grids import number
+from marginlens.report.templates import render
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
@@ -22,6 +22,8 @@ TITLE = 7.8  # px of a letter in a panel's name, about
 CLOSE = 26
 """Labels of an axis that would lie nearer than this are left out, in pixels."""
 
+COLOURS = 8
+"""Of lines and marks: --c0 to --c7 of the style."""
 LINES = 2 * COLOURS
 """So many series look different."""
 
@@ -120,7 +122,7 @@ def picture(shown: Sequence[Panel]) -> str:
         parts.append(f'<text x="{x + 12}" y="{y}">{html.escape(own)}</text>')
         x += room
     view = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y + 14}" width="{wide}"'
-    style = f'<style>{INK}{DRAWN}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
+    style = f'<style>\n{render("chart.css.j2")}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
     return f"<svg {view}>{style}{''.join(parts)}</svg>\n"
 
 

@@ -13,39 +13,117 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import marginlens as ml
+from marginlens import evals
 from marginlens.paper import Cell, Table, readings
-from marginlens.report.contents import Usual, odd_content, odd_data, usual_contents
-from marginlens.report.seen import Seen, read_all
-from marginlens.runs.store import Entry
-from marginlens.sweep.cells import Label, follows, match, numerics, standing
-from marginlens.train.accuracy import diverged
-from marginlens.train.config import Pretrain
-from marginlens.train.identity import NUMERICS
+from marginlens.paper.match import Label, follows, match, standing
+from marginlens.runs.config import NUMERICS, Pretrain
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import Run, Unreadable
+
+Usual = Mapping[tuple[Label, str], str]
+"""The content of data that counts in a table, by the kind of its runs and the name of the data."""
+
+
+def numerics_of(run: Run) -> str:
+    """Return what must be said of a run whose numbers mean something else now; "" for all others."""
+    return "" if run.numerics == NUMERICS else f"numerics {run.numerics}, not {NUMERICS}"
+
+
+def short(run: Run) -> str:
+    """Return what became of a run, in a few words."""
+    if run.state == "interrupted":
+        return f"interrupted at epoch {run.epochs_done} of {run.settings.epochs}"
+    return run.state
+
+
+def ending(run: Run) -> str:
+    """Return what became of a run, and why."""
+    return f"failed: {run.why}" if run.state == "failed" else short(run)
+
+
+def read_all(
+    held: Iterable[Run | Unreadable],
+) -> tuple[list[Run], list[tuple[str, str]], dict[str, list[str]]]:
+    """Return every run once, folders that cannot be read with why, and further copies of runs by key.
+
+    Of copies in several stores the one that got furthest counts, the first of equals; evaluations of copies that came
+    to the same result are joined.
+    """
+    bad: list[tuple[str, str]] = []
+    found: dict[str, list[Run]] = {}
+    for one in held:
+        if isinstance(one, Run):
+            found.setdefault(one.key, []).append(one)
+        else:
+            bad.append((str(one.path), one.why))
+    runs: list[Run] = []
+    copies: dict[str, list[str]] = {}
+    for key, same in found.items():
+        best = max(same, key=lambda run: (run.complete, len(run.evaluations), len(run.metrics)))
+        runs.append(best.joined(_joined(best, same)))
+        if len(same) > 1:
+            copies[key] = [str(run.path) for run in same if run is not best]
+    return runs, bad, copies
+
+
+def _joined(best: Run, same: Iterable[Run]) -> dict[str, Evaluation]:
+    """Return the evaluations of a run and of its copies: of one name, which is one measurement, the latest."""
+    joined: dict[str, Evaluation] = {}
+    for run in same:
+        if run.outcome == best.outcome:  # the same weights; another outcome's numbers are not this one's
+            for name, one in run.evaluation_files.items():
+                if name not in joined or one.time > joined[name].time:
+                    joined[name] = one
+    return dict(sorted(joined.items()))
+
+
+def usual_contents(found: Iterable[tuple[Cell, Run, Label]]) -> Usual:
+    """Return, where data of one name differ in content, the latest of a complete run, else the latest."""
+    latest: dict[tuple[Label, str], tuple[bool, str, str]] = {}
+    for cell, run, kind in found:
+        marks = [(run.settings.data, run.resumed, run.data)]
+        if evals.get(cell.measure).elsewhere:
+            marks += [(one.data, one.time, one.data_fingerprint) for one in standing(cell, run, kind)]
+        for data, time, content in marks:
+            latest[kind, data] = max(latest.get((kind, data), (False, "", "")), (run.complete, time, content))
+    return {key: content for key, (_, _, content) in latest.items()}
+
+
+def odd_data(one: Evaluation, kind: Label, usual: Usual) -> str:
+    """Return what is odd about the content that an evaluation was made on; "" where it is that of the others."""
+    return odd_content(one.data, one.data_fingerprint, usual.get((kind, one.data), one.data_fingerprint))
+
+
+def odd_content(data: str, content: str, usual: str) -> str:
+    """Return which content some data have, and which counts; "" where they are the same."""
+    if content == usual:
+        return ""
+    return f"not counted: the content of its {data} is {content[:10]}, and {usual[:10]} counts"
 
 
 @dataclass(frozen=True)
 class Value:
     """A number that a run gave."""
 
-    run: Seen
-    one: Mapping[str, Any]
+    run: Run
+    one: Evaluation
     """The evaluation that it stands in."""
 
     @property
     def top1(self) -> float:
-        return float(self.one["top1"])
+        return self.one.top1
 
     @property
     def diverged(self) -> bool:
         """By its probe's loss."""
-        return diverged(self.one)
+        return self.one.diverged
 
 
 @dataclass(frozen=True)
 class Partial:
     """A run that gave no number, and why."""
 
-    run: Seen
+    run: Run
     said: str
 
 
@@ -61,7 +139,7 @@ class Line:
     """The line of the same cell without its effect, where the table has one that has run."""
 
     @property
-    def runs(self) -> tuple[Seen, ...]:
+    def runs(self) -> tuple[Run, ...]:
         return tuple(sorted([v.run for v in self.values] + [p.run for p in self.partial], key=lambda seen: seen.order))
 
     @property
@@ -105,9 +183,9 @@ class Gathered:
     """A line per cell of each table."""
     looks: dict[str, list[Line]]
     """Shorter looks and rehearsals of each table's cells."""
-    others: list[Seen]
+    others: list[Run]
     """Runs that are no cell's own."""
-    runs: list[Seen]
+    runs: list[Run]
     """Every run that could be read."""
     bad: list[tuple[str, str]]
     """Folders that could not be read, and why."""
@@ -117,14 +195,14 @@ class Gathered:
     """What must be said of a run that is a shorter look or a rehearsal, by its key."""
 
 
-def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence[str] = ()) -> Gathered:
+def gather(held: Iterable[Run | Unreadable], tables: Mapping[str, Table], only: Sequence[str] = ()) -> Gathered:
     """Reads every run once and puts it where it belongs; of `only` these tables, where it is given."""
     tables = {key: _read(table) for key, table in tables.items()}
-    runs, bad, copies = read_all(entries)
+    runs, bad, copies = read_all(held)
     found = _kept(_matches(tables, runs))
     own = {seen.key for _, seen, kind in found if kind == "exact"}
-    groups: dict[tuple[str, str], list[tuple[Seen, Label]]] = {}
-    by_table: dict[str, list[tuple[Cell, Seen, Label]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Run, Label]]] = {}
+    by_table: dict[str, list[tuple[Cell, Run, Label]]] = {}
     for cell, seen, kind in found:
         groups.setdefault((cell.table, cell.path), []).append((seen, kind))
         by_table.setdefault(cell.table, []).append((cell, seen, kind))
@@ -140,7 +218,7 @@ def gather(entries: Iterable[Entry], tables: Mapping[str, Table], only: Sequence
     if only:
         shown = {s.key for part in (lines, looks) for held in part.values() for line in held for s in line.runs}
         runs = [seen for seen in runs if seen.key in shown]
-    labels = {seen.key: seen.numerics for seen in runs if seen.numerics}
+    labels = {seen.key: odd for seen in runs if (odd := numerics_of(seen))}
     labels |= {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
     return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
 
@@ -177,23 +255,23 @@ def _read(table: Table) -> Table:
     return replace(table, cells=tuple(read for cell in table.cells for read in readings(cell)))
 
 
-def _matches(tables: Mapping[str, Table], runs: Iterable[Seen]) -> list[tuple[Cell, Seen, Label]]:
+def _matches(tables: Mapping[str, Table], runs: Iterable[Run]) -> list[tuple[Cell, Run, Label]]:
     """Each pair of a cell and a run that has to do with it.
 
     Settings are compared once, however many cells and seeds share them, and only where method and effect agree, which
     no label changes. Cells that share them may be swept along others, and a rehearsal keeps what is swept.
     """
-    index: dict[tuple[str, str], dict[str, list[Seen]]] = {}
+    index: dict[tuple[str, str], dict[str, list[Run]]] = {}
     for seen in runs:
         groups = index.setdefault((seen.settings.method, seen.settings.effect), {})
         groups.setdefault(seen.but_seed, []).append(seen)
     known: dict[tuple[str, str], Label | None] = {}
-    found: list[tuple[Cell, Seen, Label]] = []
+    found: list[tuple[Cell, Run, Label]] = []
     for cell in (cell for table in tables.values() for cell in table.cells if cell.settings is not None):
         asked = repr((sorted((cell.settings or {}).items()), sorted(cell.at.items())))
         for shared, group in index.get((_asked(cell, "method"), str(ml.effect(_asked(cell, "effect")))), {}).items():
             if (asked, shared) not in known:
-                known[asked, shared] = match(cell, group[0].run)
+                known[asked, shared] = match(cell, group[0])
             if (kind := known[asked, shared]) is not None:
                 found += [(cell, seen, kind) for seen in group]
     return found
@@ -208,7 +286,7 @@ def _asked(cell: Cell, name: str) -> Any:
 _RANKS: tuple[Label, ...] = ("exact", "shorter", "rehearsal")
 
 
-def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, Label]]:
+def _kept(found: Sequence[tuple[Cell, Run, Label]]) -> list[tuple[Cell, Run, Label]]:
     """Without looks that say nothing.
 
     A run that is some cell's own is no shorter look at another's (200 epochs of Tab. 2 at the 1,000 of Tab. 9), one
@@ -222,31 +300,31 @@ def _kept(found: Sequence[tuple[Cell, Seen, Label]]) -> list[tuple[Cell, Seen, L
     fewest: dict[str, int] = {}
     for cell, seen, _ in found:
         fewest[seen.key] = min(fewest.get(seen.key, 1 << 60), _asked(cell, "epochs"))
-    kept: dict[tuple[str, str], tuple[Cell, Seen, Label]] = {}
+    kept: dict[tuple[str, str], tuple[Cell, Run, Label]] = {}
     for cell, seen, kind in found:
         if kind == "exact" or _asked(cell, "epochs") == fewest[seen.key]:
             kept.setdefault((cell.address, seen.key), (cell, seen, kind))
     return list(kept.values())
 
 
-def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list[Line]:
+def _lines(cell: Cell, runs: Sequence[tuple[Run, Label]], usual: Usual) -> list[Line]:
     """The cell's own line, whatever is in it, and then one for each label; one number per seed in each."""
     values: dict[str, dict[int, Value]] = {}
     partial: dict[str, list[Partial]] = {}
-    bare: list[tuple[str, Seen]] = []
-    latest = sorted(runs, key=lambda pair: pair[0].began, reverse=True)
+    bare: list[tuple[str, Run]] = []
+    latest = sorted(runs, key=lambda pair: pair[0].resumed, reverse=True)
     for seen, kind in sorted(latest, key=lambda pair: pair[0].settings.seed):
         label, found = _label(cell, seen, kind, None), None
-        said = odd_content(seen.settings.data, seen.run.data, usual[kind, seen.settings.data])
+        said = odd_content(seen.settings.data, seen.data, usual[kind, seen.settings.data])
         if not said and seen.complete:
-            able = standing(cell, seen.run, seen.evaluations, kind)
+            able = standing(cell, seen, kind)
             found = next((one for one in able if not odd_data(one, kind, usual)), None)
             said = odd_data(able[0], kind, usual) if able and found is None else ""
         if found is not None:
             label = _label(cell, seen, kind, found)
             value = Value(seen, found)
             first = values.setdefault(label, {}).setdefault(seen.settings.seed, value)
-            said = "" if first.run is seen else f"not counted: {first.run.entry.name} has this seed already"
+            said = "" if first.run is seen else f"not counted: {first.run.name} has this seed already"
             if label and kind == "exact" and not said:
                 partial.setdefault("", []).append(Partial(seen, _not_quite(seen, label)))
         elif not said and (kind == "exact" or not seen.complete):
@@ -262,36 +340,37 @@ def _lines(cell: Cell, runs: Sequence[tuple[Seen, Label]], usual: Usual) -> list
     return [Line(cell, key, tuple(values.get(key, {}).values()), tuple(partial.get(key, ()))) for key in keys]
 
 
-def _not_quite(seen: Seen, label: str) -> str:
+def _not_quite(seen: Run, label: str) -> str:
     """Why a number of a cell's own run is not in the cell's own line."""
-    return f"not counted: {seen.numerics}" if seen.numerics else f"complete, only a shorter look ({label})"
+    return f"not counted: {numerics_of(seen)}" if numerics_of(seen) else f"complete, only a shorter look ({label})"
 
 
-def _label(cell: Cell, seen: Seen, kind: Label, found: Mapping[str, Any] | None) -> str:
+def _label(cell: Cell, seen: Run, kind: Label, found: Evaluation | None) -> str:
     """What must be said wherever a number of this run stands; nothing of a cell's own run that was probed in full."""
     said = [f"rehearsal on {seen.settings.data}"] if kind == "rehearsal" else []
     if seen.settings.epochs != (asked := _asked(cell, "epochs")):
         said.append(f"{seen.settings.epochs} of {asked} epochs")
     if found is not None:
-        full = follows(cell, seen.settings.data if kind == "rehearsal" else None).settings.epochs
-        if (probed := found["settings"]["epochs"]) != full:
-            said.append(f"probe of {probed} of {full} epochs")
-        if (by := numerics(found)) not in (NUMERICS, seen.run.numerics):
-            said.append(f"evaluated with numerics {by}, not {NUMERICS}")
-    if seen.numerics:
-        said.append(seen.numerics)
+        full = follows(cell, seen.settings.data if kind == "rehearsal" else None).settings
+        if found.settings != full:  # in its epochs alone, or it would not stand here
+            probed, most = (getattr(one, "epochs", 0) for one in (found.settings, full))
+            said.append(f"probe of {probed} of {most} epochs")
+        if found.numerics not in (NUMERICS, seen.numerics):
+            said.append(f"evaluated with numerics {found.numerics}, not {NUMERICS}")
+    if odd := numerics_of(seen):
+        said.append(odd)
     return ", ".join(said)
 
 
-def _lacks(cell: Cell, seen: Seen) -> str:
+def _lacks(cell: Cell, seen: Run) -> str:
     """Why a run has no number for its own cell."""
     if not seen.complete:
-        return seen.said
+        return ending(seen)
     wanted = follows(cell)
-    if any((known["kind"], known["data"]) == (wanted.kind, wanted.data) for known in seen.evaluations):
+    if any((known.kind, known.data) == (wanted.kind, wanted.data) for known in seen.evaluations):
         return f"complete, {wanted.name} has other settings"
     return _no_number(cell)
 
 
 def _no_number(cell: Cell) -> str:
-    return "complete, no probe" if follows(cell).kind == "probe" else f"complete, no {follows(cell).name}"
+    return f"complete, no {follows(cell).name}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
 from marginlens.paper import Table
-from marginlens.report.gather import Gathered, Line, std_of
-from marginlens.report.seen import Seen
-from marginlens.runs.fields import odd
+from marginlens.report.gather import Gathered, Line, ending, short, std_of
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import Run
 
 SPREAD = (
     "Accuracies are top-1 in percent, after the last epoch. The paper does not say what its ± means, nor how many "
@@ -31,7 +31,7 @@ class Piece:
     """Text, and the run it links to."""
 
     text: str
-    run: Seen | None = None
+    run: Run | None = None
     note: str = ""
     """What else is to be said of it."""
 
@@ -62,7 +62,7 @@ class Grid:
     rows: Sequence[tuple[Item, ...]]
 
 
-def say(text: str, run: Seen | None = None, sort: float | None = None) -> Item:
+def say(text: str, run: Run | None = None, sort: float | None = None) -> Item:
     """A cell of one piece."""
     return Item((Piece(text, run),) if text else (), sort)
 
@@ -87,7 +87,7 @@ def noted(text: str, have: int, seeds: int, diverged: int) -> str:
     return f"{text} ({', '.join(said)})" if said else text
 
 
-def mean_of(numbers: Sequence[float], seeds: int, diverged: int, run: Seen) -> Item:
+def mean_of(numbers: Sequence[float], seeds: int, diverged: int, run: Run) -> Item:
     """The mean of what some of the seeds have, with its spread; nothing where none has it."""
     if not numbers:
         return Item()
@@ -175,7 +175,7 @@ def _runs(line: Line) -> Item:
     if not line.runs:
         return say(f"{NOT_RUN}: {line.cell.why_not}" if line.cell.why_not else NOT_RUN)
     pieces = [(v.run, noted(f"{v.top1:.2f}", 1, 1, v.diverged), "") for v in line.values]
-    pieces += [(p.run, p.run.short, p.said) if p.said == p.run.said else (p.run, p.said, "") for p in line.partial]
+    pieces += [(p.run, short(p.run), p.said) if p.said == ending(p.run) else (p.run, p.said, "") for p in line.partial]
     pieces.sort(key=lambda piece: piece[0].settings.seed)
     return Item(tuple(Piece(f"seed {run.settings.seed}: {text}", run, note) for run, text, note in pieces))
 
@@ -191,9 +191,9 @@ def _places(gathered: Gathered, lines: Sequence[Line]) -> str:
     return "; ".join(f"{name}: {', '.join(cells)}" for name, cells in said.items())
 
 
-def measure(known: Mapping[str, Any], but: Sequence[str] = ()) -> str:
+def measure(known: Evaluation, but: Sequence[str] = ()) -> str:
     """An evaluation in words: its kind, its data, and settings that are not the usual ones, `but` these."""
-    said = {name: value for name, value in odd(known).items() if name not in but}
+    said = {name: value for name, value in known.odd.items() if name not in but}
     more = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in said.items())
     return f"{known['kind']} {known['data']}" + (f" ({more})" if more else "")
 

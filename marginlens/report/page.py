@@ -1,19 +1,23 @@
-"""The report's page: one HTML file with everything in it.
+"""The report's page: one HTML file with everything in it, which works from a disk and without a network.
 
-Whatever comes from a record is escaped where it enters the page. Tables, figures and sections are there without a
-script; the script sorts, filters, and draws the curves of a chosen run.
+Tables, figures and sections are there without a script; the script sorts, filters, and draws the curves of a run.
 """
 
 from __future__ import annotations
 
-import html
+import json
+import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from marginlens import evals
 from marginlens.paper import Table
-from marginlens.report.assets import SCRIPT, STYLE
 from marginlens.report.figures import figure
-from marginlens.report.gather import Gathered, Line, cells_of
+from marginlens.report.gather import Gathered, Line, cells_of, ending
 from marginlens.report.grids import (
     GAIN,
     NOT_RUN,
@@ -21,187 +25,207 @@ from marginlens.report.grids import (
     WIDE,
     Grid,
     Item,
-    Piece,
     bad_grid,
     looks_grid,
+    measure,
     paper_grid,
 )
-from marginlens.report.others import others_grid
 from marginlens.report.rates import rates_figure, rates_grid
-from marginlens.report.sections import curves, section, stands
-from marginlens.report.seen import Seen
+from marginlens.report.tables import others_grid
+from marginlens.report.templates import render
+from marginlens.runs.config import Pretrain
+from marginlens.runs.query import apart, spelled
+from marginlens.runs.records import Epoch, Evaluation
+from marginlens.runs.run import Run
 
-_NUMBERS = ("published", "ours", "difference", GAIN, "seeds", "cells", "run", "partial", "looks")
+POINTS = 200
+"""Points of a curve in the page at most, evenly chosen with the last one among them."""
+CURVES = ("loss", "knn", "lr", "spread", "embedding_spread")
+_NUMBERS = ("published", "ours", "difference", GAIN, "seeds")
+"""Columns of numbers, also where a table has none yet."""
+_SKIPPED = ("time", "engine_about", "device", "step")
+
+Drawing = tuple[str, str]
+"""A heading, or "", and the figure below it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page: drawings, and a table under them."""
+
+    grid: Grid
+    drawings: Sequence[Drawing] = ()
+    points: bool = False
+    """True if the table has the points of a figure, and is folded."""
+
+    @property
+    def head(self) -> list[tuple[str, str]]:
+        """The name of each column, and "n" if it has numbers."""
+        sorted_by = {i for row in self.grid.rows for i, item in enumerate(row) if item.sort is not None}
+        return [(name, "n" * (name in _NUMBERS or i in sorted_by)) for i, name in enumerate(self.grid.head)]
+
+    @property
+    def rows(self) -> list[tuple[bool, list[tuple[str, Item]]]]:
+        """Each row: True if it was run, and its items, each with its kind: "n" for a number, "wide" for words."""
+        return [
+            (_ran(row), [(_kind(name, item), item) for name, item in zip(self.grid.head, row, strict=True)])
+            for row in self.grid.rows
+        ]
+
+    @property
+    def partly_run(self) -> bool:
+        """True if some rows were run, and others were not."""
+        return len({_ran(row) for row in self.grid.rows}) == 2
 
 
 def page(gathered: Gathered, stores: Iterable[str]) -> str:
-    """The whole page."""
-    parts = [_table_section(gathered, key) for key in gathered.tables]
-    parts.append(_looks(gathered))
-    rates = rates_grid(gathered)
-    if rates.rows:
-        parts.append(_section(rates, rates_figure(gathered) + _table(rates)))
-    if gathered.others:
-        parts.append(_section(others_grid(gathered)))
-    parts += [_curves(gathered.runs), _runs(gathered)]
-    if gathered.bad:
-        parts.append(_section(bad_grid(gathered.bad)))
-    body = "".join(parts)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>marginlens report</title><link rel="icon" href="data:,"><style>{STYLE}</style></head><body>
-<header><h1>marginlens report</h1>
-<p>{_summary(gathered, stores)}</p>
-<p>"Understanding Contrastive Learning Through the Lens of Margins" (arXiv 2306.11526), and our runs beside it.
-{_e(SPREAD)} A number is a link to its run; of several seeds, to the first.</p></header>
-<main>{_overview(gathered, bool(rates.rows))}{body}</main>
-<script>{SCRIPT}</script>
-</body></html>
-"""
+    """Return the whole page."""
+    looks, rates = looks_grid(gathered), rates_grid(gathered)
+    states = Counter(run.state for run in gathered.runs)
+    places = _places(gathered)
+    return render(
+        "report.html.j2",
+        stores=list(stores),
+        states=", ".join(f"{count} {state}" for state, count in sorted(states.items())),
+        spread=SPREAD,
+        overview=[(table, _counts(gathered, key)) for key, table in gathered.tables.items()],
+        tables=[_table(table, gathered.lines[key]) for key, table in gathered.tables.items()],
+        looks=Part(looks, _looks(gathered)),
+        rates=Part(rates, [("", rates_figure(gathered))]) if rates.rows else None,
+        others=Part(others_grid(gathered)) if gathered.others else None,
+        bad=Part(bad_grid(gathered.bad)) if gathered.bad else None,
+        curves=[{"key": run.key, "name": run.name, **_curve(run.metrics)} for run in gathered.runs],
+        runs=[_run(run, places.get(run.key, []), gathered.copies.get(run.key, [])) for run in gathered.runs],
+    )
 
 
-def _e(text: object) -> str:
-    return html.escape(str(text))
+def commands(path: Path, settings: Pretrain, evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the lines to type where the report was made: pre-training, then each evaluation."""
+    store, folder = shlex.quote(str(path.parent)), shlex.quote(str(path))
+    lines = [f"marginlens pretrain {' '.join(_option(n, v) for n, v in spelled(settings).items())} --runs {store}"]
+    for known in evaluations:
+        words = [f"marginlens {shlex.quote(known.kind)} {folder}"]
+        words += [f"--to {shlex.quote(known.data)}"] if evals.get(known.kind).elsewhere else []
+        words += [_option(name, value) for name, value in known.odd.items()]
+        lines.append(" ".join(words))
+    return lines
 
 
-def _summary(gathered: Gathered, stores: Iterable[str]) -> str:
-    states = Counter(seen.entry.state for seen in gathered.runs)
-    said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    bad = f"; {len(gathered.bad)} folder{'s' * (len(gathered.bad) > 1)} could not be read" if gathered.bad else ""
-    names = ", ".join(f"<code>{_e(store)}</code>" for store in stores)
-    count = len(gathered.runs)
-    return f"{count or 'No'} run{'s' * (count != 1)} in {names}{f': {said}' if said else ''}{_e(bad)}."
+def _option(name: str, value: Any) -> str:
+    dashed = shlex.quote(name.replace("_", "-"))
+    if isinstance(value, bool):
+        return f"--{dashed}" if value else f"--no-{dashed}"
+    if isinstance(value, list | tuple):
+        return f"--{dashed} {' '.join(shlex.quote(str(x)) for x in value)}"
+    return f"--{dashed} {shlex.quote(str(value))}"
 
 
-def _overview(gathered: Gathered, rates: bool) -> str:
-    """What has been run of each table, and the way to each part; `rates`: that of the probes' learning rates too."""
-    rows = []
-    for key, table in gathered.tables.items():
-        lines = gathered.lines[key]
-        has = (lines, [x for x in lines if x.values], [x for x in lines if x.partial], gathered.looks[key])
-        said = "".join(f'<td class="n">{cells_of(some)}</td>' for some in has)
-        if not lines:
-            said = f'<td colspan="4" class="small">{_e(table.kind if table.values else "no runs")}</td>'
-        name = f'<a href="#{_e(key)}">{_e(table.name)}</a>'
-        rows.append(f"<tr><td>{name}</td><td>{_e(table.title)}</td>{said}</tr>")
-    ways = [("looks", "Shorter looks and rehearsals"), ("curves", "Curves"), ("runs", "Runs")]
-    ways += [("rates", "The probe's learning rate")] if rates else []
-    ways += [("others", "All other runs")] if gathered.others else []
-    ways += [("unreadable", "Folders that could not be read")] if gathered.bad else []
-    nav = "".join(f'<a href="#{key}">{name}</a>' for key, name in ways)
-    head = _head(("", "", "cells", "run", "partial", "looks"), sortable=False)
-    shown = f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
-    return f'<nav aria-label="parts">{nav}</nav>{shown}'
+def _ran(row: Sequence[Item]) -> bool:
+    return not (row and row[-1].text.startswith(NOT_RUN))
 
 
-def _table_section(gathered: Gathered, key: str) -> str:
-    table, lines = gathered.tables[key], gathered.lines[key]
-    grid = paper_grid(table, lines)
-    if table.kind != "figure":
-        return _section(grid)
-    if not lines:
-        return _section(grid, "")
-    drawn = figure(table, lines, published=True) or "<p>No point of this figure has been run.</p>"
-    points = f"<details><summary>Its {len(lines)} points</summary><div>{_table(grid)}</div></details>"
-    return _section(grid, drawn + points)
+def _kind(name: str, item: Item) -> str:
+    return "n" if name in _NUMBERS or item.sort is not None else "wide" if name in WIDE else ""
 
 
-def _looks(gathered: Gathered) -> str:
-    """Shorter looks and rehearsals: figures by label, then the table."""
-    grid = looks_grid(gathered)
-    if not grid.rows:
-        return f'<section><h2 id="looks">{_e(grid.title)}</h2><p>None.</p></section>'
-    drawn = []
+def _counts(gathered: Gathered, key: str) -> list[int]:
+    """Return how many cells a table has, and how many have a number, a partial run, and a shorter look."""
+    lines = gathered.lines[key]
+    groups = (lines, [x for x in lines if x.values], [x for x in lines if x.partial], gathered.looks[key])
+    return [cells_of(group) for group in groups] if lines else []
+
+
+def _table(table: Table, lines: Sequence[Line]) -> Part:
+    """Return a table of the paper, or a figure with its points."""
+    drawn = figure(table, lines, published=True) if table.kind == "figure" and lines else ""
+    return Part(paper_grid(table, lines), [("", drawn)] if drawn else [], table.kind == "figure" and bool(lines))
+
+
+def _looks(gathered: Gathered) -> list[Drawing]:
+    """Return the figures of shorter looks and rehearsals, one for each label."""
+    drawings = []
     for key, lines in gathered.looks.items():
-        if (table := gathered.tables[key]).kind == "figure":
-            drawn += [_look(table, label, lines) for label in sorted({line.label for line in lines})]
-    return _section(grid, "".join(drawn) + _table(grid))
+        table = gathered.tables[key]
+        for label in sorted({line.label for line in lines}) if table.kind == "figure" else ():
+            drawn = figure(table, [line for line in lines if line.label == label])
+            drawings += [(f"{table.name}: {table.title} ({label})", drawn)] if drawn else []
+    return drawings
 
 
-def _look(table: Table, label: str, lines: Sequence[Line]) -> str:
-    """A figure from runs of one label, which stands above it."""
-    drawn = figure(table, [line for line in lines if line.label == label])
-    return f"<h3>{_e(table.name)}: {_e(table.title)} ({_e(label)})</h3>{drawn}" if drawn else ""
+def _places(gathered: Gathered) -> dict[str, list[tuple[Table, str, list[Run]]]]:
+    """Return the cells that each run stands in, by its key: the table, the cell's path, and the other seeds."""
+    places: dict[str, list[tuple[Table, str, list[Run]]]] = {}
+    for part in (gathered.lines, gathered.looks):
+        for key, lines in part.items():
+            for line in lines:
+                path = line.cell.path + (f" ({line.label})" if line.label else "")
+                for run in line.runs:
+                    others = [other for other in line.runs if other.key != run.key]
+                    places.setdefault(run.key, []).append((gathered.tables[key], path, others))
+    return places
 
 
-def _curves(runs: Sequence[Seen]) -> str:
-    head = '<section id="curves"><h2>Curves</h2>'
-    if not runs:
-        return f"{head}<p>No run has any.</p></section>"
-    choices = "".join(f'<option value="{i}">{_e(seen.entry.name)}</option>' for i, seen in enumerate(runs))
-    return (
-        f'{head}<p class="about">Loss, nearest neighbours, learning rate and spread by epoch. With every '
-        "effect but margin this is the plain loss, and the gradient is not its derivative: a lower curve need not be a "
-        "better run.</p>"
-        f'<div class="tools"><label>Run <select id="curve-run">{choices}</select></label>'
-        f'<label>and beside it <select id="curve-beside"><option value="">none</option>{choices}</select></label></div>'
-        '<div class="key" id="curve-key"></div><div class="panels" id="curve-plots"></div>'
-        f'<script type="application/json" id="curve-data">{curves(runs)}</script></section>'
-    )
+def _curve(metrics: Sequence[Epoch]) -> dict[str, list[Any]]:
+    """Return the curves of a run that has them, over its epochs."""
+    if len(metrics) > POINTS:
+        picked = {round(i * (len(metrics) - 1) / (POINTS - 1)) for i in range(POINTS)}
+        rare = sum("knn" in line for line in metrics) <= POINTS
+        # epochs with nearest neighbours stay, unless nearly all have them
+        metrics = [line for i, line in enumerate(metrics) if i in picked or (rare and "knn" in line)]
+    curves = {name: [_short(line.get(name)) for line in metrics] for name in CURVES}
+    shown = {name: values for name, values in curves.items() if any(x is not None for x in values)}
+    return {"epoch": [line.epoch for line in metrics]} | shown
 
 
-def _runs(gathered: Gathered) -> str:
-    places, names = stands(gathered), {key: table.name for key, table in gathered.tables.items()}
-    made = "".join(
-        section(seen, i, places.get(seen.key, []), gathered.copies.get(seen.key, []), names)
-        for i, seen in enumerate(gathered.runs)
-    )
-    tools = _tools("all-runs", "runs", len(gathered.runs), ran=False)
-    return f'<section><h2 id="runs">Runs</h2>{tools}<div id="all-runs">{made or "<p>None.</p>"}</div></section>'
+def _short(value: float | None) -> float | None:
+    """Return a number to five digits, which is as much as a picture shows."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
-def _section(grid: Grid, body: str | None = None) -> str:
-    """A part of the page: what the grid is about, and a body, which is its table if nothing else is given."""
-    body = _table(grid) if body is None else body
-    about = f'<p class="about">{_e(grid.about)}</p>' if grid.about else ""
-    return f'<section><h2 id="{_e(grid.key)}">{_e(grid.title)}</h2>{about}{body}</section>'
+def _run(run: Run, places: Sequence[tuple[Table, str, list[Run]]], copies: Sequence[str]) -> dict[str, Any]:
+    """Return the section of one run: how to make it again, where it ran, its evaluations, its configuration."""
+    chosen = run.settings
+    about = f"{chosen.method}, {chosen.data}, {chosen.effect}, {chosen.epochs} epochs, seed {chosen.seed}"
+    return {
+        "key": run.key,
+        "name": run.name,
+        "about": about + (f", {besides}" if (besides := apart(chosen)) else ""),
+        "failed": run.state == "failed",
+        "ending": ending(run),
+        "path": run.path,
+        "copies": copies,
+        "result": _facts(run.outcome.plain()) if run.outcome else "",
+        "places": places,
+        "curve": bool(run.metrics),
+        "commands": "\n".join(commands(run.path, chosen, run.evaluations)),
+        "command": run.command,
+        "evaluations": [_evaluation(known) for known in run.evaluations],
+        "starts": [f"from step {x.step}: " * bool(x.step) + _environment(x.plain()) for x in run.starts],
+        "settings": _settings(chosen.model_dump(mode="json")),
+    }
 
 
-def _table(grid: Grid) -> str:
-    rows = "".join(_row(grid, row) for row in grid.rows)
-    of = f"rows-{grid.key}"
-    ran = any(_empty(row) for row in grid.rows) and not all(_empty(row) for row in grid.rows)
-    tools = _tools(of, grid.title, len(grid.rows), ran)
-    measured = [name for i, name in enumerate(grid.head) if any(row[i].sort is not None for row in grid.rows)]
-    head = _head(grid.head, [*_NUMBERS, *measured])
-    return f'{tools}<div class="scroll"><table>{head}<tbody id="{_e(of)}">{rows}</tbody></table></div>'
+def _evaluation(known: Evaluation) -> dict[str, Any]:
+    plain = known.plain()
+    return {
+        "measure": measure(known),
+        "diverged": known.diverged,
+        "numbers": _facts({name: value for name, value in plain.items() if isinstance(value, int | float)}),
+        "settings": _settings(plain["settings"]),
+        "environment": _environment(known.environment.plain()),
+    }
 
 
-def _tools(of: str, what: str, count: int, ran: bool) -> str:
-    if count < 2:
-        return ""
-    box = '<label><input type="checkbox"> only what was run</label>' if ran else ""
-    search = f'<input type="search" placeholder="filter" aria-label="filter {_e(what)}">'
-    return f'<div class="tools" data-of="{_e(of)}">{search}{box}<output aria-live="polite"></output></div>'
+def _facts(known: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in known.items())
 
 
-def _head(names: Sequence[str], numbers: Sequence[str] = _NUMBERS, sortable: bool = True) -> str:
-    cells = "".join(
-        f"<th{' class=n' if name in numbers else ''} scope=col>"
-        + (f'<button type="button">{_e(name)}</button>' if sortable else _e(name))
-        + "</th>"
-        for name in names
-    )
-    return f"<thead><tr>{cells}</tr></thead>"
+def _environment(known: Mapping[str, Any]) -> str:
+    first = [str(known["device"])] if "device" in known else []
+    rest = [f"{k} {v}" for k, v in known.items() if k not in _SKIPPED and v != ""]
+    when = [f"at {known['time']}"] if "time" in known else []
+    return ", ".join([*first, *rest, *when])
 
 
-def _row(grid: Grid, row: Sequence[Item]) -> str:
-    cells = "".join(_cell(name, item) for name, item in zip(grid.head, row, strict=True))
-    return f"<tr{' class=none' if _empty(row) else ''}>{cells}</tr>\n"
-
-
-def _empty(row: Sequence[Item]) -> bool:
-    return bool(row) and row[-1].text.startswith(NOT_RUN)
-
-
-def _cell(name: str, item: Item) -> str:
-    kind = "n" if name in _NUMBERS or item.sort is not None else "wide" if name in WIDE else ""
-    sort = "" if item.sort is None else f' data-v="{item.sort!r}"'
-    title = f' title="{_e(item.note)}"' if item.note else ""
-    text = ", ".join(_piece(piece) for piece in item.pieces)
-    return f"<td{f' class={kind}' if kind else ''}{sort}{title}>{text}</td>"
-
-
-def _piece(piece: Piece) -> str:
-    title = f' title="{_e(piece.note)}"' if piece.note else ""
-    return f'<a href="#{piece.run.key}"{title}>{_e(piece.text)}</a>' if piece.run else _e(piece.text)
+def _settings(known: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {json.dumps(v)}" for k, v in known.items())

@@ -10,47 +10,44 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from marginlens.methods import METHODS
+from marginlens.paper.match import worth
 from marginlens.report.figures import LINES, Panel, Point, logarithmic, panels, picture
 from marginlens.report.gather import Gathered, Line, std_of
 from marginlens.report.grids import Grid, Item, Piece, mean_of, measure, number, say
-from marginlens.report.seen import Seen
-from marginlens.runs.fields import apart, odd
-from marginlens.sweep.cells import worth
-from marginlens.train.accuracy import diverged
-from marginlens.train.identity import NEUTRAL_EVALUATION
-from marginlens.train.probe import lost_rates
+from marginlens.runs.query import apart
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import Run
 
-Series = dict[float, dict[str, Any]]
+Series = dict[float, Evaluation]
 """Probes by their learning rate, the same in all else."""
 
 
-def series(seen: Seen) -> dict[str, Series]:
-    """A run's probes at two learning rates or more, by all that they share."""
+def series(run: Run) -> dict[str, Series]:
+    """Return a run's probes at two learning rates or more, by all that they share."""
     found: dict[str, Series] = {}
-    for one in seen.evaluations:
-        if one["kind"] != "knn":
-            rate, probes = float(one["settings"]["lr"]), found.setdefault(_shared(one), {})
-            probes[rate] = max(probes.get(rate, one), one, key=worth)
+    for one in run.evaluations:
+        if one.rate is not None:
+            probes = found.setdefault(_shared(one), {})
+            probes[one.rate] = max(probes.get(one.rate, one), one, key=worth)
     return {shared: dict(sorted(probes.items())) for shared, probes in found.items() if len(probes) > 1}
 
 
-def _shared(one: Mapping[str, Any]) -> str:
-    """All that tells a probe from others, but for its rate."""
-    rest = {name: value for name, value in (NEUTRAL_EVALUATION | one["settings"]).items() if name != "lr"}
-    return json.dumps([one["kind"], one["data"], one["data_fingerprint"], rest], sort_keys=True)
+def _shared(one: Evaluation) -> str:
+    """Return all that tells a probe from others, but for its rate."""
+    rest = one.settings.model_dump(mode="json", exclude={"lr"})
+    return json.dumps([one.kind, one.data, one.data_fingerprint, rest], sort_keys=True)
 
 
-def beside(seen: Seen) -> list[dict[str, Any]]:
+def beside(seen: Run) -> list[Evaluation]:
     """Probes that stand in this table alone: at another rate than the recipe's, beside one at the recipe's."""
     return [
         one
         for probes in series(seen).values()
-        if any("lr" not in odd(other) for other in probes.values())
+        if any("lr" not in other.odd for other in probes.values())
         for one in probes.values()
-        if "lr" in odd(one)
+        if "lr" in one.odd
     ]
 
 
@@ -61,7 +58,7 @@ def highest(line: Line) -> Item:
     if (best := _best(found)) is None:
         return Item()
     have = max(rate for _, probes in found for rate in probes)
-    tried = max([have, *(rate for _, probes in found for rate in lost_rates(probes.values()))])
+    tried = max([have, *(rate for _, probes in found for rate in _lost(probes))])
     notes = ["the highest tried"] if best[0] == tried else []
     notes += ["the highest that all seeds have"] if best[0] == max(_common(found)) < have else []
     notes += [f"{len(found)} of {len(line.values)} seeds"] if len(found) < len(line.values) else []
@@ -69,17 +66,22 @@ def highest(line: Line) -> Item:
     return say(f"{number(best[1])} at {best[0]:g}{about}", sort=best[1])
 
 
-def _best(group: Sequence[tuple[Seen, Series]]) -> tuple[float, float] | None:
+def _lost(probes: Series) -> set[float]:
+    """Return rates at which a layer was lost beside these."""
+    return {rate for one in probes.values() for rate in one.lost}
+
+
+def _best(group: Sequence[tuple[Run, Series]]) -> tuple[float, float] | None:
     """Of the rates that every seed was probed at, and none diverged, the one with the highest mean, and that mean."""
     means = {
-        rate: statistics.fmean(float(held[rate]["top1"]) for _, held in group)
+        rate: statistics.fmean(held[rate].top1 for _, held in group)
         for rate in _common(group)
-        if not any(diverged(held[rate]) for _, held in group)
+        if not any(held[rate].diverged for _, held in group)
     }
     return max(means.items(), key=lambda pair: pair[1], default=None)
 
 
-def _common(group: Sequence[tuple[Seen, Series]]) -> list[float]:
+def _common(group: Sequence[tuple[Run, Series]]) -> list[float]:
     """The rates that every seed was probed at."""
     return sorted(set.intersection(*(set(held) for _, held in group))) if group else []
 
@@ -108,7 +110,7 @@ def rates_picture(gathered: Gathered) -> str:
     Of backbones by the recipe, and panels that compare some, where there are any: a picture with everything that was
     ever tried shows nothing.
     """
-    groups = [group for group in _groups(gathered) if all(set(odd(one)) <= {"lr"} for one in group[0][1].values())]
+    groups = [group for group in _groups(gathered) if all(set(one.odd) <= {"lr"} for one in group[0][1].values())]
     groups = [group for group in groups if not apart(group[0][0].settings)] or groups
     if not groups:
         raise ValueError(
@@ -132,7 +134,7 @@ def _rows_of(gathered: Gathered) -> dict[str, str]:
     return {key: cell.path.split("/", 2)[2] for key, cell in found.items()}
 
 
-def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]], rows: Mapping[str, str] | None = None) -> list[Panel]:
+def _panels(groups: Sequence[Sequence[tuple[Run, Series]]], rows: Mapping[str, str] | None = None) -> list[Panel]:
     """A line goes over the rates of all its seeds: with fewer at some, a step between seeds would look like one of
     rates. It is named by its effect, or by its row where it has one, and has one colour in all panels, as far as there
     are colours."""
@@ -149,8 +151,9 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]], rows: Mapping[str, 
             effect = f"{named} [{len(names) + 1}]"
         names[effect] = []
         for rate in _common(group) or sorted({rate for _, held in group for rate in held}):
-            tops = [float(one["top1"]) for one in _at(group, rate)]
-            said, lost = f"{effect}, lr {rate:g}: {_mean(group, rate).text}", any(map(diverged, _at(group, rate)))
+            tops = [one.top1 for one in _at(group, rate)]
+            said = f"{effect}, lr {rate:g}: {_mean(group, rate).text}"
+            lost = any(one.diverged for one in _at(group, rate))
             names[effect].append(Point(rate, statistics.fmean(tops), std_of(tops) or 0.0, said, first.key, lost))
     everywhere: dict[str, list[Point]] = {effect: [] for names in found.values() for effect in names}
     same = everywhere if len(everywhere) <= LINES else {}
@@ -164,22 +167,22 @@ def _panels(groups: Sequence[Sequence[tuple[Seen, Series]]], rows: Mapping[str, 
     ]
 
 
-def _panel_of(group: Sequence[tuple[Seen, Series]]) -> tuple[int, str, str, int]:
+def _panel_of(group: Sequence[tuple[Run, Series]]) -> tuple[int, str, str, int]:
     """What the lines of a panel share: the method's place, the data, how it was probed, the length of pre-training."""
     first, probes = group[0]
     chosen = first.settings
     return list(METHODS).index(chosen.method), chosen.data, _measured(probes), chosen.epochs
 
 
-def _far(seen: Seen, places: Mapping[str, int]) -> tuple[bool, bool, int]:
+def _far(seen: Run, places: Mapping[str, int]) -> tuple[bool, bool, int]:
     """How far from the base line: plain by the recipe comes first, plain otherwise, then what has a place."""
     plain = seen.settings.effect == "plain"
     return not plain, plain and bool(apart(seen.settings)), places.get(seen.key, len(places))
 
 
-def _groups(gathered: Gathered) -> list[list[tuple[Seen, Series]]]:
+def _groups(gathered: Gathered) -> list[list[tuple[Run, Series]]]:
     """The seeds of a setting with what each has of a kind of probe."""
-    groups: dict[tuple[tuple[str, str, int], str], list[tuple[Seen, Series]]] = {}
+    groups: dict[tuple[tuple[str, str, int], str], list[tuple[Run, Series]]] = {}
     for seen in gathered.runs:
         for kind, probes in series(seen).items():
             groups.setdefault((seen.family, kind), []).append((seen, probes))
@@ -191,22 +194,24 @@ def _measured(probes: Series) -> str:
     return measure(next(iter(probes.values())), but=("lr",))
 
 
-def _at(group: Sequence[tuple[Seen, Series]], rate: float) -> list[dict[str, Any]]:
+def _at(group: Sequence[tuple[Run, Series]], rate: float) -> list[Evaluation]:
     """What the seeds that were probed at a rate have there."""
     return [held[rate] for _, held in group if rate in held]
 
 
-def _mean(group: Sequence[tuple[Seen, Series]], rate: float) -> Item:
+def _mean(group: Sequence[tuple[Run, Series]], rate: float) -> Item:
     found = _at(group, rate)
-    return mean_of([one["top1"] for one in found], len(group), sum(map(diverged, found)), group[0][0])
+    return mean_of([one.top1 for one in found], len(group), sum(one.diverged for one in found), group[0][0])
 
 
-def _row(group: Sequence[tuple[Seen, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
+def _row(group: Sequence[tuple[Run, Series]], rates: Sequence[float]) -> tuple[Item, ...]:
     first, probes = group[0]
     chosen = first.settings
     besides = apart(chosen)
     about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
-    norms = [known["feature_norm"] for _, held in group for known in list(held.values())[:1] if "feature_norm" in known]
+    norms = [
+        known.feature_norm for _, held in group for known in list(held.values())[:1] if known.feature_norm is not None
+    ]
     norm = statistics.fmean(norms) if norms else None
     best = _best(group)
     runs = Item(tuple(Piece(f"seed {seen.settings.seed}", seen) for seen, _ in group))

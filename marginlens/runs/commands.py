@@ -9,16 +9,49 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pydantic import Field
 from tyro.conf import OmitArgPrefixes, Positional
 
+from marginlens.files import expanded
+from marginlens.options import options, perform
 from marginlens.output import complain
-from marginlens.paths import expanded
 from marginlens.runs import store, texts
-from marginlens.runs.entry import Entry
-from marginlens.runs.fields import conditions, ordered, row
-from marginlens.runs.find import find
-from marginlens.runs.places import ListPlace, PrunePlace, StorePlace
-from marginlens.train.options import options, perform
+from marginlens.runs.query import conditions, ordered, row
+from marginlens.runs.run import Run, Unreadable
+from marginlens.runs.store import find
+from marginlens.settings import Settings
+
+
+class StorePlace(Settings):
+    """Where the runs are."""
+
+    runs: str = Field("runs", description="Folder of runs.")
+
+
+class Choice(StorePlace):
+    """Which of them."""
+
+    where: tuple[str, ...] = Field(
+        (), description="Only runs that meet these, e.g. data=cifar10 'effect=emphasis*' 'epochs>=100' state=complete."
+    )
+
+
+class ListPlace(Choice):
+    """In which order."""
+
+    sort: str = Field("name", description="The field to sort by, such as loss, knn, probe, started or a setting.")
+    reverse: bool = Field(False, description="The greatest first.")
+
+
+class PrunePlace(Choice):
+    """What to remove."""
+
+    failed: bool = Field(False, description="Runs that failed.")
+    interrupted: bool = Field(False, description="Runs that were interrupted, which --resume could have gone on with.")
+    weights: bool = Field(False, description="Weights of complete runs; their records stay.")
+    older_than: float = Field(0.0, ge=0, description="Only runs in which nothing was written for so many days.")
+    yes: bool = Field(False, description="Remove them; otherwise it is only said what would be removed.")
+
 
 if TYPE_CHECKING:
     ListOptions: TypeAlias = dict[str, Any]
@@ -28,6 +61,7 @@ else:
     ListOptions = options(ListPlace)
     StoreOptions = options(StorePlace)
     PruneOptions = options(PrunePlace)
+
 
 DAY = 86_400
 
@@ -44,23 +78,23 @@ def runs(settings: OmitArgPrefixes[ListOptions]) -> None:
 
         marginlens runs --where 'loss<2' --json
     """
-    good: list[Entry] = []
-    bad: list[Entry] = []
+    good: list[Run] = []
+    bad: list[Unreadable] = []
 
     def act(place: ListPlace) -> dict[str, Any]:
         chosen = conditions(place.where)
-        entries = store.scan(place.runs)
-        bad.extend(entry for entry in entries if entry.run is None)
-        good.extend(ordered([e for e in entries if e.run and chosen(e)], place.sort, place.reverse))
-        rows = [row(entry) for entry in good] if settings.get("json") else []
-        unreadable = [{"path": str(entry.path), "why": entry.why} for entry in bad]
+        found = store.scan(place.runs)
+        bad.extend(one for one in found if isinstance(one, Unreadable))
+        good.extend(ordered([run for run in store.readable(found) if chosen(run)], place.sort, place.reverse))
+        rows = [row(run) for run in good] if settings.get("json") else []
+        unreadable = [{"path": str(one.path), "why": one.why} for one in bad]
         return {"store": place.runs, "runs": rows, "unreadable": unreadable}
 
     def say(found: dict[str, Any]) -> str:
         return texts.listed(good, f"{len(good)} run{'s' * (len(good) != 1)} in {found['store']}")
 
     perform((ListPlace,), dict(settings), act, say)
-    _end(entry.why for entry in bad)
+    _end(one.why for one in bad)
 
 
 def show(run: Positional[str], settings: OmitArgPrefixes[StoreOptions]) -> None:
@@ -125,10 +159,10 @@ def prune(run: Positional[tuple[str, ...]] = (), *, settings: OmitArgPrefixes[Pr
             raise ValueError(
                 "--yes does not say what to remove; name runs, or add --failed, --interrupted or --weights"
             )
-        entries = find(run, place.runs) if run else store.scan(place.runs)
-        bad.extend(entry.why for entry in entries if entry.run is None)
-        plan = _plan(entries, place, kinds, bool(run))
-        done = _remove(plan, bad) if place.yes else [{k: v for k, v in step.items() if k != "entry"} for step in plan]
+        found = find(run, place.runs) if run else store.scan(place.runs)
+        bad.extend(one.why for one in found if isinstance(one, Unreadable))
+        plan = _plan(store.readable(found), place, kinds, bool(run))
+        done = _remove(plan, bad) if place.yes else [{k: v for k, v in step.items() if k != "of"} for step in plan]
         return {"removed": place.yes, "bytes": sum(step["bytes"] for step in done), "steps": done}
 
     perform((PrunePlace,), dict(settings), act, _pruned)
@@ -186,28 +220,28 @@ def _added(found: dict[str, Any]) -> str:
     return "\n".join(lines) or "nothing was added"
 
 
-def _plan(entries: Iterable[Entry], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:
+def _plan(runs: Iterable[Run], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:
     """What would be removed: each step with its entry, what of it, and its bytes."""
     chosen = conditions(place.where)
     before, asked = time.time() - place.older_than * DAY, kinds or ["failed", "interrupted", "weights"]
     plan = []
-    for entry in {entry.path: entry for entry in entries}.values():  # once, though it is named twice
-        if entry.run is None or not chosen(entry) or (place.older_than and entry.changed > before):
+    for run in {run.path: run for run in runs}.values():  # once, though it is named twice
+        if not chosen(run) or (place.older_than and run.changed > before):
             continue
-        if entry.path.is_symlink() and not named:
+        if run.path.is_symlink() and not named:
             continue  # what it leads to belongs to another store
         if named and not kinds:
-            if entry.state == "running":
-                raise ValueError(f"{entry.path} is running, and is left alone; stop it first")
+            if run.state == "running":
+                raise ValueError(f"{run.path} is running, and is left alone; stop it first")
             what = "run"
-        elif entry.state in asked:
+        elif run.state in asked:
             what = "run"
         else:
-            what = "weights" if entry.state == "complete" and entry.weights and "weights" in asked else ""
+            what = "weights" if run.state == "complete" and run.weights and "weights" in asked else ""
         if what:
-            size = entry.size_bytes if what == "run" else entry.weights_bytes
-            known = {"path": str(entry.path), "what": what, "state": entry.state, "why": entry.why, "bytes": size}
-            plan.append(known | {"entry": entry})
+            size = run.size_bytes if what == "run" else run.weights_bytes
+            known = {"path": str(run.path), "what": what, "state": run.state, "why": run.why, "bytes": size}
+            plan.append(known | {"of": run})
     return plan
 
 
@@ -215,9 +249,9 @@ def _remove(plan: list[dict[str, Any]], bad: list[str]) -> list[dict[str, Any]]:
     """Removes what was planned; what has become another thing since is left alone, and said."""
     done = []
     for step in plan:
-        entry = step.pop("entry")
+        run = step.pop("of")
         try:
-            freed = store.remove(entry) if step["what"] == "run" else store.drop_weights(entry.run)
+            freed = store.remove(run) if step["what"] == "run" else store.drop_weights(run)
             done.append(step | {"bytes": freed})
         except ValueError as error:
             bad.append(str(error))

@@ -1,6 +1,6 @@
 """A store: a folder of run folders. Found, looked up, brought in from elsewhere, relieved of weights, removed.
 
-`train/record.py` describes a run's folder. Whatever changes a store changes it by renaming something whole: a process
+`run.py` describes a run's folder. Whatever changes a store changes it by renaming something whole: a process
 that is killed leaves a run as it was or as it should be, and at most a hidden folder, which the next one sweeps up.
 """
 
@@ -10,27 +10,23 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from marginlens.data.atomic import DataError, partial, put, unique
-from marginlens.files import MIB, below, read
-from marginlens.paths import expanded
-from marginlens.runs.entry import RECORDS, STATES, Entry, State, examine, files, size_of, when
-from marginlens.train import record
-from marginlens.train.config import Pretrain, Settings
-from marginlens.train.identity import NEUTRAL_EVALUATION, identify
-from marginlens.train.record import EVALUATION_FILES, Run
-from marginlens.train.stop import Stopped
-
-__all__ = [
-    "STATES", "Entry", "State", "add", "drop_weights", "evaluation", "examine", "lookup", "records", "remove", "scan",
-    "unbegun",
-]  # fmt: skip
+from marginlens.data.disk import partial
+from marginlens.errors import DataError, Stopped
+from marginlens.evals import get
+from marginlens.files import MIB, below, expanded, put, read, unique
+from marginlens.runs.config import Pretrain, identify
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import EVALUATION_FILES, RECORDS, Run, Unreadable, examine, files, open_run, size_of
+from marginlens.runs.work import locked
+from marginlens.settings import Settings
 
 _NOT_RECORDS = ("checkpoints", "tensorboard", "lock")
 RECORD_BYTES = 256 * MIB
@@ -39,8 +35,8 @@ _LAST = ("failure.json", "result.json")
 """Written last, in this order: what says how a run ended must not be there before what it ended with."""
 
 
-def scan(runs: str | Path) -> list[Entry]:
-    """Every folder of a store, by name; a bad one is an entry, never an exception. Hidden ones are not looked at."""
+def scan(runs: str | Path) -> list[Run | Unreadable]:
+    """Return every folder of a store, by name; a bad one is listed, never an exception. Hidden ones are skipped."""
     folder = expanded(runs)
     try:
         inside = sorted(item.path for item in os.scandir(folder) if _is_folder(item))
@@ -54,43 +50,36 @@ def scan(runs: str | Path) -> list[Entry]:
     return _without_copies([entry for entry in found if os.path.lexists(entry.path)])  # one may be gone since
 
 
-def lookup(entries: Iterable[Entry], settings: Pretrain, fingerprint: str = "") -> Entry | None:
-    """The run of these settings; where a fingerprint is given, one that learned from exactly those data."""
+def readable(found: Iterable[Run | Unreadable]) -> list[Run]:
+    """Return the runs, without folders that could not be read."""
+    return [run for run in found if isinstance(run, Run)]
+
+
+def lookup(found: Iterable[Run | Unreadable], settings: Pretrain, fingerprint: str = "") -> Run | None:
+    """Return the run of these settings; where a fingerprint is given, one that learned from exactly those data."""
     known: dict[str, str] = {}
-    for entry in entries:
-        if entry.run is None or entry.run.settings.data != settings.data:
-            continue
-        data = entry.run.data
-        if fingerprint in ("", data):
-            if data not in known:
-                known[data] = identify(settings, data)
-            if known[data] == entry.run.id:
-                return entry
+    for run in readable(found):
+        if run.settings.data == settings.data and fingerprint in ("", run.data):
+            if run.data not in known:
+                known[run.data] = identify(settings, run.data)
+            if known[run.data] == run.id:
+                return run
     return None
 
 
-def evaluation(
-    run: Run,
-    kind: str,
-    data: str,
-    settings: Settings,
-    among: Iterable[dict[str, Any]] | None = None,
-    fingerprint: str = "",
-) -> dict[str, Any] | None:
-    """The record of an evaluation if it was measured; the latest, where data of that name changed in between.
+def evaluation(run: Run, kind: str, data: str, settings: Settings, fingerprint: str = "") -> Evaluation | None:
+    """Return the record of an evaluation if it was measured; the latest, where data of that name changed in between.
 
-    `among` the run's evaluations, where they have been read already; with a `fingerprint`, on exactly those data.
+    With a `fingerprint`, on exactly those data.
     """
-    wanted = settings.model_dump(mode="json")
     found = [
         one
-        for one in (run.evaluations if among is None else among)
-        if (one.get("kind"), one.get("data")) == (kind, data)
-        and NEUTRAL_EVALUATION | one["settings"] == NEUTRAL_EVALUATION | wanted
-        and (kind == "transfer" or one.get("data_fingerprint") == run.data)
-        and fingerprint in ("", one.get("data_fingerprint"))
+        for one in run.evaluations
+        if (one.kind, one.data, one.settings) == (kind, data, settings)
+        and (get(kind).elsewhere or one.data_fingerprint == run.data)
+        and fingerprint in ("", one.data_fingerprint)
     ]
-    return max(found, key=when, default=None)
+    return max(found, key=lambda one: one.time, default=None)
 
 
 def records(run: Path) -> dict[str, bytes]:
@@ -123,12 +112,12 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
         with partial(folder, name) as aside:
             _write(aside, held)
             given = examine(aside)
-            if given.run is None:
+            if isinstance(given, Unreadable):
                 raise ValueError(f"{source} is not added: {given.why.replace(str(aside), source)}")
-            _check_name(given.run, name, folder)
+            _check_name(given, name, folder)
             if _named(aside, final):
                 return final
-        _merge(final, given.run.id, held)
+        _merge(final, given.id, held)
         return final
     except (OSError, DataError, Stopped) as error:
         raise ValueError(f"{source} is not added: cannot write to {folder} ({_plain(error)})") from None
@@ -136,12 +125,13 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
 
 def drop_weights(run: Run) -> int:
     """Removes a complete run's checkpoints, and returns the bytes that this freed. Its records stay."""
+    run = open_run(run.path)  # as it is now, not as its store was read
     folder = run.path / "checkpoints"
     if run.complete and not folder.exists() and not _dropped(run.path):
         return 0
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link, and is left alone; remove what it leads to, then the link")
-    with _removing(run.path), record.locked(run):
+    with _removing(run.path), locked(run):
         if not run.complete:
             raise ValueError(
                 f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
@@ -158,21 +148,21 @@ def drop_weights(run: Run) -> int:
     return freed
 
 
-def remove(entry: Entry) -> int:
-    """Removes a run, weights and all, unless it is running, unreadable, or another than was looked at by now."""
-    if entry.run is None or entry.state == "running":
-        raise ValueError(f"{entry.path} is {entry.state}, and is left alone; {entry.why or 'stop it first'}")
-    if entry.path.is_symlink():
-        raise ValueError(f"{entry.path} is a link, and is left alone; remove the link, or prune where it leads")
-    with _removing(entry.path), record.locked(entry.run):
-        now = examine(entry.path, ours=True)
-        if now.run is None or (now.run.id, now.state) != (entry.run.id, entry.state):
-            raise ValueError(f"{entry.path} is {now.state} by now, and is left alone; look again")
-        _check_own(entry.path)
+def remove(run: Run | Unreadable) -> int:
+    """Remove a run, weights and all, unless it is running, unreadable, or another than was looked at by now."""
+    if isinstance(run, Unreadable) or run.state == "running":
+        raise ValueError(f"{run.path} is {run.state}, and is left alone; {run.why or 'stop it first'}")
+    if run.path.is_symlink():
+        raise ValueError(f"{run.path} is a link, and is left alone; remove the link, or prune where it leads")
+    with _removing(run.path), locked(run):
+        now = examine(run.path, ours=True)
+        if isinstance(now, Unreadable) or (now.id, now.state) != (run.id, run.state):
+            raise ValueError(f"{run.path} is {now.state} by now, and is left alone; look again")
+        _check_own(run.path)
         freed = now.size_bytes
-        aside = entry.path.with_name(f".{entry.name}.{unique()}.removed")
-        _move_aside(entry.path, aside, _check_own)
-        for left in entry.path.parent.glob(".*.removed"):  # also what a process left that was killed meanwhile
+        aside = run.path.with_name(f".{run.name}.{unique()}.removed")
+        _move_aside(run.path, aside, _check_own)
+        for left in run.path.parent.glob(".*.removed"):  # also what a process left that was killed meanwhile
             if _REMOVED.fullmatch(left.name):
                 _check_own(left)
                 shutil.rmtree(left, ignore_errors=True)
@@ -245,18 +235,18 @@ def _is_folder(item: os.DirEntry[str]) -> bool:
     return item.is_dir() or (item.is_symlink() and not item.is_file())
 
 
-def _without_copies(entries: list[Entry]) -> list[Entry]:
+def _without_copies(found: list[Run | Unreadable]) -> list[Run | Unreadable]:
     """The same run twice would count as two: the folder that has its proper name is the run, another is a copy."""
-    proper: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda e: (e.run is not None and not e.name.endswith(f"-{e.run.id}"), e.name)):
-        if entry.run is not None:
-            proper.setdefault(entry.run.id, entry)
-    kept = []
-    for entry in entries:
-        if entry.run is not None and (first := proper[entry.run.id]) is not entry:
-            why = f"{entry.path} is the same run as {first.name}, and would count twice; remove one of them"
-            entry = replace(entry, state="unreadable", run=None, why=why)
-        kept.append(entry)
+    proper: dict[str, Run] = {}
+    for run in sorted(readable(found), key=lambda run: (not run.name.endswith(f"-{run.id}"), run.name)):
+        proper.setdefault(run.id, run)
+    kept: list[Run | Unreadable] = []
+    for one in found:
+        if isinstance(one, Run) and (first := proper[one.id]) is not one:
+            why = f"{one.path} is the same run as {first.name}, and would count twice; remove one of them"
+            kept.append(Unreadable(one.path, why))
+        else:
+            kept.append(one)
     return kept
 
 
@@ -312,9 +302,9 @@ def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
     if linked := _linked(final):
         raise ValueError(f"{final.name} is not added: {linked} is a symlink; put the file itself in its place")
     there = examine(final)
-    if there.run is None or there.run.id != id_:
+    if isinstance(there, Unreadable) or there.id != id_:
         raise ValueError(f"{final.name} is not added: {there.why or f'{final} is another run'}")
-    with record.locked(there.run):
+    with locked(there):
         own = records(final)
         further = _progress(content) > _progress(own)
         odd = _conflict(*((own, content) if further else (content, own)))
@@ -367,12 +357,12 @@ def _numbers(name: str, content: bytes) -> Any:
         return content
 
 
-def _replaces(content: Mapping[str, bytes], there: Entry) -> bool:
+def _replaces(content: Mapping[str, bytes], there: Run | Unreadable) -> bool:
     """Whether another outcome takes the place of what is there: a run that ended early and cannot go on.
 
     A result does, and so does a later failure.
     """
-    if there.state not in ("failed", "interrupted") or there.weights:
+    if isinstance(there, Unreadable) or there.state not in ("failed", "interrupted") or there.weights:
         return False
     if "result.json" in content:
         return True
@@ -394,3 +384,34 @@ def _progress(content: Mapping[str, bytes]) -> tuple[bool, int, int, bool]:
 
 def _plain(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else "") or str(error).split(";")[0]
+
+
+def find(words: Sequence[str], runs: str) -> list[Run]:
+    """Return the run of each word: its folder, its name or id in the store, or as much of either as is needed."""
+    store: list[Run | Unreadable] | None = None
+    found: list[Run] = []
+    for word in words:
+        path = expanded(word)
+        if path.is_dir():
+            chosen = examine(path.resolve() if path.name in ("", "..") else path)
+        else:
+            store = scan(runs) if store is None else store
+            chosen = _one(word, store, runs)
+        if isinstance(chosen, Unreadable):
+            raise ValueError(chosen.why)
+        found.append(chosen)
+    return found
+
+
+def _one(word: str, store: list[Run | Unreadable], runs: str) -> Run | Unreadable:
+    ids = {run.path: run.id for run in readable(store)}
+    exact = [one for one in store if word in (one.name, ids.get(one.path))]
+    begun = [one for one in store if one.name.startswith(word) or ids.get(one.path, "").startswith(word)]
+    for near in (exact, begun):
+        if len(near) == 1:
+            return near[0]
+        if near:
+            raise ValueError(f"{word!r} may be {near[0].name} or {near[1].name} ({len(near)} in all); say more of it")
+    close = get_close_matches(word, [one.name for one in store], n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}?" if close else f"marginlens runs --runs {shlex.quote(runs)} lists them"
+    raise ValueError(f"there is no run {word!r} in {runs}; {hint}")

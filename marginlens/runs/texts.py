@@ -9,35 +9,33 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from marginlens import evals
 from marginlens.output import PLAIN
 from marginlens.output import plain as plain_table
-from marginlens.runs.entry import Entry, when
-from marginlens.runs.fields import RECIPE, apart, odd, value
+from marginlens.runs.query import RECIPE, apart, value
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import Run
 from marginlens.runs.store import records
-from marginlens.train.accuracy import diverged
 
 NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
 DIVERGED = " (diverged)"
 """Behind the accuracy of a probe whose loss ended far above guessing's."""
 
-_MEASURED = ("loss", "knn", "probe")
 
-
-def listed(entries: Sequence[Entry], title: str) -> str:
+def listed(runs: Sequence[Run], title: str) -> str:
     """A line for each run, in plain columns: a frame around thousands of them takes longer than reading them."""
-    rows = [("run", "state", "epochs", "loss", "kNN", "probe", "weights", "started", "settings")]
-    for entry in entries:
-        assert entry.run is not None
-        epochs = f"{entry.epochs_done}/{entry.run.settings.epochs}"
-        loss, knn, probe = (shown(value(entry, field), field) + _mark(entry, field) for field in _MEASURED)
-        kept = "yes" if entry.weights else ""
-        besides = apart(entry.run.settings)
-        rows.append((entry.name, entry.state, epochs, loss, knn, probe, kept, entry.started[:16], besides))
+    measured = {"loss": "loss"} | evals.titles()
+    rows = [("run", "state", "epochs", *measured.values(), "weights", "started", "settings")]
+    for run in runs:
+        epochs = f"{run.epochs_done}/{run.settings.epochs}"
+        numbers = (shown(value(run, field), field) + _mark(run, field) for field in measured)
+        kept = "yes" if run.weights else ""
+        rows.append((run.name, run.state, epochs, *numbers, kept, run.started[:16], apart(run.settings)))
     if not any(row[-1] for row in rows[1:]):
         rows = [(*row[:-1], "") for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    marked = any("*" in cell for row in rows for cell in row[4:6])
+    marked = any("*" in cell for row in rows for cell in row[4 : 3 + len(measured)])
     return "\n".join([title, *lines, *([NOTE] if marked else [])])
 
 
@@ -56,49 +54,49 @@ def compared(found: dict[str, Any]) -> str:
     return f"{heads}\n{same}{_text(table)}"
 
 
-def comparison(entries: Sequence[Entry]) -> dict[str, Any]:
+def comparison(runs: Sequence[Run]) -> dict[str, Any]:
     """What differs in the settings, and what came of it."""
-    dumps = [entry.run.settings.model_dump(mode="json") for entry in entries if entry.run]
+    dumps = [run.settings.model_dump(mode="json") for run in runs]
     differing = {name: [dump[name] for dump in dumps] for name in dumps[0] if len({str(d[name]) for d in dumps}) > 1}
     results: dict[str, list[Any]] = {
-        "state": [entry.state for entry in entries],
-        "epochs_done": [entry.epochs_done for entry in entries],
-        "loss": [entry.last.get("loss") for entry in entries],
-        "spread": [entry.last.get("spread") for entry in entries],
-        "seconds": [entry.result.get("seconds") for entry in entries],
-        "device": [entry.device for entry in entries],
+        "state": [run.state for run in runs],
+        "epochs_done": [run.epochs_done for run in runs],
+        "loss": [run.last.loss if run.last else None for run in runs],
+        "spread": [run.last.spread if run.last else None for run in runs],
+        "seconds": [run.outcome.seconds if run.outcome else None for run in runs],
+        "device": [run.device for run in runs],
     }
-    latest = [{label(one): one for one in sorted(entry.evaluations, key=when)} for entry in entries]
-    tops = [{name: one["top1"] for name, one in held.items()} for held in latest]
-    tops = [{"knn at the end": entry.last.get("knn")} | top for entry, top in zip(entries, tops, strict=True)]
+    latest = [{label(one): one for one in sorted(run.evaluations, key=lambda one: one.time)} for run in runs]
+    tops: list[dict[str, Any]] = [{name: one.top1 for name, one in held.items()} for held in latest]
+    ends = [run.last.knn if run.last else None for run in runs]
+    tops = [{"knn at the end": end} | top for end, top in zip(ends, tops, strict=True)]
     results |= {label: [top.get(label) for top in tops] for label in dict.fromkeys(n for top in tops for n in top)}
     bad: dict[str, list[int]] = {}
     for i, held in enumerate(latest):
-        for name in (name for name, one in held.items() if diverged(one)):
+        for name in (name for name, one in held.items() if one.diverged):
             bad.setdefault(name, []).append(i)
-    names = [entry.name for entry in entries]
+    names = [run.name for run in runs]
     return {"runs": names, "settings": differing, "results": results, "diverged": bad}
 
 
-def described(entry: Entry) -> dict[str, Any]:
+def described(run: Run) -> dict[str, Any]:
     """All that a run says of itself."""
-    assert entry.run is not None
     return {
-        "run": str(entry.path),
-        "id": entry.run.id,
-        "state": entry.state,
-        **({"why": entry.why} if entry.why else {}),
-        "settings": entry.run.settings.model_dump(mode="json"),
-        "data_fingerprint": entry.run.data,
-        "epochs_done": entry.epochs_done,
-        "last_epoch": entry.last,
-        "result": entry.result,
-        "evaluations": entry.evaluations,
-        "starts": entry.starts,
-        "has_weights": entry.weights,
-        "bytes": entry.size_bytes,
-        "files": sorted(records(entry.path)),
-        "command": f"{entry.run.command} --resume",
+        "run": str(run.path),
+        "id": run.id,
+        "state": run.state,
+        **({"why": run.why} if run.why else {}),
+        "settings": run.settings.model_dump(mode="json"),
+        "data_fingerprint": run.data,
+        "epochs_done": run.epochs_done,
+        "last_epoch": run.last.plain() if run.last else {},
+        "result": run.outcome.plain() if run.outcome else {},
+        "evaluations": [one.plain() | {"label": label(one), "diverged": one.diverged} for one in run.evaluations],
+        "starts": [start.plain() for start in run.starts],
+        "has_weights": run.weights,
+        "bytes": run.size_bytes,
+        "files": sorted(records(run.path)),
+        "command": f"{run.command} --resume",
     }
 
 
@@ -111,7 +109,7 @@ def full(found: dict[str, Any]) -> str:
         if name not in ("epoch", "step"):
             head.add_row(name, shown(number, name))
     for one in found["evaluations"]:
-        head.add_row(label(one), f"{one['top1']:.2f} %{DIVERGED if diverged(one) else ''}")
+        head.add_row(one["label"], f"{one['top1']:.2f} %{DIVERGED if one['diverged'] else ''}")
     for start in found["starts"]:
         head.add_row("start", f"{start.get('time', '')} on {start.get('device', '')}, step {start.get('step', 0)}")
     head.add_row("weights kept", "yes" if found["has_weights"] else "no")
@@ -141,21 +139,20 @@ def shown(found: Any, field: str) -> str:
     if isinstance(found, list | tuple):
         return " ".join(f"{x:g}" for x in found)
     if isinstance(found, float):
-        percent = field in ("knn", "probe") or field.split()[0] in ("knn", "probe", "transfer")
+        percent = field.split()[0] in evals.MODULES
         return f"{found:.2f} %" if percent else f"{found:.5g}"
     return str(found)
 
 
-def _mark(entry: Entry, field: str) -> str:
-    by = value(entry, f"{field}_by") if field != "loss" else None
-    bad = DIVERGED if field == "probe" and value(entry, "diverged") else ""
+def _mark(run: Run, field: str) -> str:
+    by = value(run, f"{field}_by") if field != "loss" else None
+    bad = DIVERGED if field == evals.HEADLINE and value(run, "diverged") else ""
     return bad if by in (None, RECIPE) else f"{bad} *"
 
 
-def label(one: dict[str, Any]) -> str:
+def label(one: Evaluation) -> str:
     """What tells one evaluation from another: its kind, its data, and whatever is not as usual for those data."""
-    words = [one["kind"], "to" if one["kind"] == "transfer" else "on", one["data"]]
-    return " ".join([*words, *(f"{name}={shown(setting, name)}" for name, setting in odd(one).items())])
+    return " ".join([one.name, *(f"{name}={shown(setting, name)}" for name, setting in one.odd.items())])
 
 
 def _text(table: Table) -> str:

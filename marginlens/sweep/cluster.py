@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from marginlens import output
+from marginlens.files import expanded
 from marginlens.parameters import quoted
-from marginlens.paths import expanded
+from marginlens.runs.run import open_run
 from marginlens.runs.store import add, records
+from marginlens.runs.work import InUse
 from marginlens.sweep import scratch
-from marginlens.sweep.child import Child, Outcome, wait
-from marginlens.sweep.job import Job, Where, note_crash
-from marginlens.sweep.places import Executor
+from marginlens.sweep.job import Executor, Job, Where, note_crash
 from marginlens.sweep.plan import Step
+from marginlens.sweep.pool import Child, Outcome, wait
 from marginlens.sweep.worker import GRACE
-from marginlens.train.record import InUse, open_run
 
 _POLL = 0.2
 _REACH = 5.0

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
-from marginlens.output import PLAIN, legible, say, say_json
+from marginlens.evals import HEADLINE
+from marginlens.options import COMMON, options, read_config, settle, show
+from marginlens.output import PLAIN, errors, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
 from marginlens.parameters import hint, quoted
-from marginlens.sweep import cells, conduct
+from marginlens.runs.config import Pretrain
+from marginlens.settings import build
+from marginlens.sweep import conduct
 from marginlens.sweep import grid as grids
-from marginlens.sweep.job import Job, evaluate, merge
-from marginlens.sweep.places import Executor, GridPlace, Selection, SweepPlace, TableSelection
+from marginlens.sweep import job as cells
+from marginlens.sweep.job import Executor, GridPlace, Job, Selection, SweepPlace, TableSelection, merge, wanted
 from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
-from marginlens.train.config import Pretrain, build
-from marginlens.train.options import COMMON, options, read_config, settle, show
-from marginlens.train.progress import errors
 
 Cells: TypeAlias = dict[Pretrain, list[str]]
 """The cells that each pre-training is for."""
@@ -93,11 +94,11 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
 
 def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str], of: Cells) -> None:
     """Plans, prints the plan, and carries it out."""
-    jobs = [job.with_rates(place.beside) for job in jobs]
+    jobs = [job.with_more(place.also, place.beside) for job in jobs]
     away_from_home = place.executor == "ray" and not place.shared
     fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
-    entries = look(place.runs)
-    steps = make_plan(jobs, place.runs, fingerprints, entries)
+    held = look(place.runs)
+    steps = make_plan(jobs, place.runs, fingerprints, held)
     steps = [replace(step, cells=tuple(of.get(step.job.settings, ()))) for step in steps]
     steps = away(steps) if away_from_home else steps
     if place.executor == "local":  # a cluster's nodes may have others
@@ -106,7 +107,7 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
         if place.executor == "local":
             check_prepared(steps, fingerprints)
         _confirm(sum(step.due for step in steps), place)
-    work = conduct.prepare(steps, place, entries)
+    work = conduct.prepare(steps, place, held)
     screen = Console(stderr=as_json, color_system=None, **PLAIN)
     say("\n".join([*notes, conduct.show(work, screen, title)]), error=as_json)
     found = work.facts() | {"notes": list(notes)}
@@ -139,7 +140,7 @@ def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, d
 
     Only their types are checked: a value may be wrong by itself, and right with what the grid adds.
     """
-    held = read_config(Path(given["config"])) if given.get("config") else {}
+    held = read_config(Path(given["config"]), (Pretrain, GridPlace)) if given.get("config") else {}
     known = {*Pretrain.model_fields, *GridPlace.model_fields}
     for name in held:
         if name not in known:
@@ -172,8 +173,8 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
         raise ValueError('--grid is missing: a setting and its values, such as --grid "seed=0|1|2"')
     jobs = []
     for settings in grids.expand(base, axes):
-        own = [evaluate("probe", settings.data, place.probe_epochs or None, place.holdout)] if place.probe else []
-        others = [evaluate("transfer", name, place.probe_epochs or None, place.holdout) for name in place.transfer_to]
+        own = [wanted(HEADLINE, settings.data, place.probe_epochs or None, place.holdout)] if place.probe else []
+        others = [wanted("transfer", name, place.probe_epochs or None, place.holdout) for name in place.transfer_to]
         jobs.append(Job(settings=settings, evaluations=(*own, *others)))
     return merge(evenly(jobs))
 

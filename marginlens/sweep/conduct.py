@@ -13,17 +13,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from marginlens.errors import Asked, Stopped, signals
 from marginlens.output import plain
-from marginlens.runs.store import Entry, drop_weights, evaluation, examine, lookup
+from marginlens.runs.run import Run, Unreadable, examine
+from marginlens.runs.store import drop_weights, evaluation, lookup
 from marginlens.runs.texts import DIVERGED, amount, label
-from marginlens.sweep import cluster, local
-from marginlens.sweep.child import Outcome
+from marginlens.sweep import cluster, pool
 from marginlens.sweep.estimate import Estimator, spoken
-from marginlens.sweep.job import note_crash
-from marginlens.sweep.places import Executor
+from marginlens.sweep.job import Executor, note_crash
 from marginlens.sweep.plan import Step, counts, look, look_again
-from marginlens.train.accuracy import diverged
-from marginlens.train.stop import Asked, Stopped, signals
+from marginlens.sweep.pool import Outcome
 
 SHOWN = 60
 """Lines of a plan that are printed; --json has them all."""
@@ -49,14 +48,15 @@ class Work:
 
     def facts(self) -> dict[str, Any]:
         """The plan for --json."""
-        guess = self.estimator.total(self.steps, self.slots)
-        plan = [step.facts() | {"estimate_seconds": _seconds(self.estimator, step)} for step in self.steps]
+        plan = [
+            step.facts() | {"estimate_seconds": self.estimator.guess(step) if step.due else None} for step in self.steps
+        ]
         found: dict[str, Any] = {"plan": plan, "counts": counts(self.steps), "at_once": self.slots}
-        return found | {"estimate_seconds": guess.seconds if guess else None}
+        return found | {"estimate_seconds": self.estimator.total(self.steps, self.slots)}
 
 
-def prepare(steps: list[Step], place: Executor, entries: Sequence[Entry]) -> Work:
-    """Chooses the executor; its estimate rests on the entries of the store."""
+def prepare(steps: list[Step], place: Executor, held: Sequence[Run | Unreadable]) -> Work:
+    """Choose the executor; its estimate rests on the runs of the store."""
     due = [step for step in steps if step.due]
     if place.executor == "ray":
         wide = cluster.describe(place) if due and not place.dry_run else cluster.Wide(1, 0.0)
@@ -64,13 +64,13 @@ def prepare(steps: list[Step], place: Executor, entries: Sequence[Entry]) -> Wor
         def on_ray(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
             return cluster.run_ray(due, place, wide.gpus, ending, say)
 
-        return Work(steps, place, Estimator(entries, ""), wide.slots, on_ray)
-    slots = local.make_slots(place.device, place.per_gpu, place.at_once)
+        return Work(steps, place, Estimator(held, "", place.engine), wide.slots, on_ray)
+    slots = pool.make_slots(place.device, place.per_gpu, place.at_once)
 
     def here(ending: Callable[[], bool], say: Callable[[str], None]) -> Iterator[Outcome]:
-        return local.run_local(due, place.where, slots, ending, say)
+        return pool.run_local(due, place.where, slots, ending, say)
 
-    estimator = Estimator(entries, local.device_name(slots))
+    estimator = Estimator(held, pool.device_name(slots), place.engine)
     return Work(steps, place, estimator, min(len(slots), max(len(due), 1)), here)
 
 
@@ -81,7 +81,7 @@ def show(work: Work, console: Console, title: str) -> str:
     """
     table = Table("", "run", "pre-training", "then", "estimate", title=title)
     for step in work.steps[:SHOWN]:
-        guess = _seconds(work.estimator, step) if step.due else None
+        guess = work.estimator.guess(step) if step.due else None
         table.add_row(str(step.number), step.name, _state(step), _then(step), "" if guess is None else spoken(guess))
     with console.capture() as drawn:
         console.print(plain(table))
@@ -149,20 +149,21 @@ def said(found: Mapping[str, Any]) -> str:
 
 def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> None:
     if outcome.state == "done":
-        entry = examine(Path(outcome.run))
-        if not outcome.line:
-            work.estimator.finished(step, entry, outcome.seconds)
-        run = entry.run
-        made = [evaluation(run, e.kind, e.data, e.settings, entry.evaluations) for e in step.missing] if run else []
-        top = [f"{label(e)} {e['top1']:.2f} %{DIVERGED * diverged(e)}" for e in made if e is not None]
+        run = examine(Path(outcome.run))
+        made = []
+        if isinstance(run, Run):
+            if not outcome.line:
+                work.estimator.finished(step, run, outcome.seconds)
+            made = [evaluation(run, wanted.kind, wanted.data, wanted.settings) for wanted in step.missing]
+        top = [f"{label(one)} {one.top1:.2f} %{DIVERGED * one.diverged}" for one in made if one is not None]
         how = outcome.line or f"in {spoken(outcome.seconds)}"
-        say(f"[{step.number}] done {how}: {', '.join(top) or entry.name}")
+        say(f"[{step.number}] done {how}: {', '.join(top) or run.name}")
         return
     say(f"[{step.number}] {outcome.line if outcome.state == 'stopped' else f'{outcome.state}: {outcome.line}'}")
     if outcome.crashed:
-        entry_of = lookup(look(work.place.runs), step.job.settings, step.fingerprints.get(step.job.settings.data, ""))
-        if entry_of is not None and entry_of.run is not None:
-            note_crash(entry_of.run, outcome.line)
+        crashed = lookup(look(work.place.runs), step.job.settings, step.fingerprints.get(step.job.settings.data, ""))
+        if crashed is not None:
+            note_crash(crashed, outcome.line)
 
 
 def _stopped(work: Work, step: Step, outcome: Outcome) -> Outcome:
@@ -185,15 +186,15 @@ def _stopped(work: Work, step: Step, outcome: Outcome) -> Outcome:
 
 
 def _kept(step: Step) -> bool:
-    return step.entry is not None and step.entry.weights
+    return isinstance(step.run, Run) and step.run.weights
 
 
 def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
     """Removes the weights of what was done before, which a process may have left that was stopped at its very end."""
     for step in steps:
-        if step.state == "cached" and step.entry is not None and step.entry.run is not None:
+        if step.state == "cached" and isinstance(step.run, Run):
             try:
-                if freed := drop_weights(step.entry.run):
+                if freed := drop_weights(step.run):
                     say(f"[{step.number}] was done before: its weights are removed, {amount(freed)}")
             except ValueError as error:
                 say(f"[{step.number}] keeps its weights: {error}")
@@ -235,14 +236,8 @@ def _of(one: Mapping[str, Any]) -> str:
 def _time(work: Work, steps: Sequence[Step]) -> str:
     guess = work.estimator.total(steps, work.slots)
     if guess is None:
-        return "how long it takes is not known: nothing of this shape has been measured on this device yet"
-    how = "as measured here" if guess.basis == "measured" else "scaled from other runs here by FLOPs"
-    return f"about {spoken(guess.seconds)} to go, {how}"
-
-
-def _seconds(estimator: Estimator, step: Step) -> float | None:
-    guess = estimator.guess(step) if step.due else None
-    return guess.seconds if guess else None
+        return "time unknown: not all of this has been measured on this device before"
+    return f"about {spoken(guess)} to go, as measured here"
 
 
 def _cells(steps: Sequence[Step]) -> Iterator[str]:

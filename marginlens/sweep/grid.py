@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
 from marginlens.parameters import hint, quoted
-from marginlens.train.check import MOST
-from marginlens.train.config import Pretrain, Settings, build
+from marginlens.runs.config import Pretrain
+from marginlens.settings import MOST, Settings, build
 
 LARGEST = 10_000
 """Runs of a grid that are looked at, whatever is confirmed: beyond that it is a mistake."""

@@ -12,20 +12,20 @@ from typing import Any, Literal
 import torch
 
 from marginlens.data import store as data_store
-from marginlens.data.atomic import DataError
+from marginlens.data.feed import open_feed
 from marginlens.data.prepare import open_data
 from marginlens.data.sources import SOURCES
-from marginlens.files import reason
+from marginlens.errors import DataError
+from marginlens.evals.features import parts
+from marginlens.files import expanded, reason
 from marginlens.parameters import quoted
-from marginlens.paths import expanded
-from marginlens.runs.fields import spelled
-from marginlens.runs.store import Entry, evaluation, lookup, scan, unbegun
-from marginlens.sweep.job import Evaluation, Job
-from marginlens.train.config import Pretrain, Probe
-from marginlens.train.evaluate import parts
-from marginlens.train.feed import open_feed
-from marginlens.train.identity import run_name
-from marginlens.train.probe import lost_rates
+from marginlens.runs.config import Pretrain, run_name
+from marginlens.runs.evaluate import Wanted, missing
+from marginlens.runs.query import spelled
+from marginlens.runs.run import Run, Unreadable
+from marginlens.runs.store import evaluation, lookup, scan, unbegun
+from marginlens.settings import Settings
+from marginlens.sweep.job import Job
 from marginlens.train.trainer import check_data
 
 State = Literal["cached", "to run", "interrupted", "failed", "blocked"]
@@ -44,8 +44,8 @@ class Step:
     job: Job
     state: State
     """interrupted and failed ones go on where they ended; blocked ones cannot be done, and `why` says what to do."""
-    missing: tuple[Evaluation, ...]
-    entry: Entry | None = None
+    missing: tuple[Wanted, ...]
+    run: Run | Unreadable | None = None
     why: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Of the data that it asks for, where they are known."""
@@ -61,11 +61,11 @@ class Step:
     def epochs_left(self) -> int:
         """Epochs of pre-training that are not done."""
         epochs = self.job.settings.epochs
-        if self.entry is None or self.entry.run is None:
+        if not isinstance(self.run, Run):
             return epochs
-        if self.entry.run.complete:
+        if self.run.complete:
             return 0
-        return epochs - self.entry.epochs_done if self.entry.weights else epochs
+        return epochs - self.run.epochs_done if self.run.weights else epochs
 
     @property
     def follows(self) -> str:
@@ -80,29 +80,31 @@ class Step:
     def facts(self) -> dict[str, Any]:
         """For --json."""
         found: dict[str, Any] = {"number": self.number, "name": self.name, "state": self.state, "why": self.why}
-        found |= {"run": str(self.entry.path) if self.entry else None, "epochs_left": self.epochs_left}
+        found |= {"run": str(self.run.path) if self.run else None, "epochs_left": self.epochs_left}
         found |= {"evaluations": [e.name for e in self.missing], "cells": list(self.cells)}
         return found | {"settings": self.job.settings.model_dump(mode="json")}
 
 
 def make_plan(
-    jobs: Sequence[Job], runs: str | Path, fingerprints: Mapping[str, str], entries: Sequence[Entry] | None = None
+    jobs: Sequence[Job],
+    runs: str | Path,
+    fingerprints: Mapping[str, str],
+    held: Sequence[Run | Unreadable] | None = None,
 ) -> list[Step]:
     """Looks every job up in the store; `fingerprints` of the data that are known, "" for what is not prepared.
 
-    `entries` of the store, where they have been read already.
+    `held` by the store, where it has been read already.
     """
-    entries = look(runs) if entries is None else entries
+    held = look(runs) if held is None else held
     named = names(jobs)
     steps = []
     for number, (job, name) in enumerate(zip(jobs, named, strict=True), 1):
-        found = lookup(entries, job.settings, fingerprints.get(job.settings.data, ""))
-        bad = _in_its_place(entries, job, fingerprints) if found is None else None
+        found = lookup(held, job.settings, fingerprints.get(job.settings.data, ""))
+        bad = _in_its_place(held, job, fingerprints) if found is None else None
         lacking = {e: rates for e in job.evaluations if (rates := _unmeasured(found, e, fingerprints))}
-        missing = tuple(lacking)
         state, why = _state(found, bad, lacking)
         known = {data: fingerprints[data] for data in job.data if fingerprints.get(data)}
-        steps.append(Step(number, name, job, state, missing, found or bad, why, known))
+        steps.append(Step(number, name, job, state, tuple(lacking), found or bad, why, known))
     return steps
 
 
@@ -112,8 +114,8 @@ def look_again(step: Step, runs: str | Path) -> Step:
     return replace(now, number=step.number, name=step.name, cells=step.cells)
 
 
-def look(runs: str | Path) -> list[Entry]:
-    """Return the entries of a store; none of one that does not exist yet."""
+def look(runs: str | Path) -> list[Run | Unreadable]:
+    """Return what a store holds; nothing of one that does not exist yet."""
     folder = expanded(runs)
     try:
         os.stat(folder)
@@ -183,7 +185,7 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
             try:
                 check_data(step.job.settings, feeds[step.job.settings.data])
                 for wanted in step.missing:
-                    parts(feeds[wanted.data], wanted.settings.holdout)
+                    parts(feeds[wanted.data], getattr(wanted.settings, "holdout", 0))
             except ValueError as error:
                 raise ValueError(f"[{step.number}] {step.name} cannot be run: {error}") from None
 
@@ -194,12 +196,12 @@ def _asked(steps: Sequence[Step]) -> list[str]:
 
 
 def _away(step: Step) -> Step:
-    if not step.due or step.entry is None:
+    if not step.due or not isinstance(step.run, Run):
         return step
-    if not step.entry.weights:  # nothing to go on from: it is begun anew
+    if not step.run.weights:  # nothing to go on from: it is begun anew
         return replace(step, state="to run", why="")
-    what = "the weights that it needs are" if step.entry.state == "complete" else "it was begun"
-    why = f"{what} in {step.entry.path}, which the cluster does not see; go on with --executor local, or prune it"
+    what = "the weights that it needs are" if step.run.state == "complete" else "it was begun"
+    why = f"{what} in {step.run.path}, which the cluster does not see; go on with --executor local, or prune it"
     return replace(step, state="blocked", why=f"{step.why}; {why}" if step.why else why)
 
 
@@ -210,46 +212,50 @@ def _fingerprint(name: str, draw: bool) -> str:
     return open_data(name).fingerprint
 
 
-def _unmeasured(entry: Entry | None, wanted: Evaluation, fingerprints: Mapping[str, str]) -> list[Probe]:
-    """What is not in the store of an evaluation and of those beside it, but for rates at which one was lost."""
-    if entry is None or entry.run is None or (entry.state == "running" and not entry.run.complete):
+def _unmeasured(run: Run | None, wanted: Wanted, fingerprints: Mapping[str, str]) -> list[Settings]:
+    """Return what is not in the store of an evaluation and of those beside it; its own rate though it was lost."""
+    if run is None or (run.state == "running" and not run.complete):
         return wanted.several
-    run, data = entry.run, fingerprints.get(wanted.data, "")
-    found = {one: evaluation(run, wanted.kind, wanted.data, one, entry.evaluations, data) for one in wanted.several}
-    kept = {one: known for one, known in found.items() if known}
-    lost = lost_rates(kept.values())
-    return [one for one in wanted.several if one not in kept and (one == wanted.settings or one.lr not in lost)]
+    data = fingerprints.get(wanted.data, "")
+    found = {one: evaluation(run, wanted.kind, wanted.data, one, data) for one in wanted.several}
+    left = missing(wanted.several, {one: record for one, record in found.items() if record})
+    return left or [one for one in [wanted.settings] if not found[one]]
 
 
-def _in_its_place(entries: Sequence[Entry], job: Job, fingerprints: Mapping[str, str]) -> Entry | None:
-    """The folder that a job's run would have, where it is there, is not that run, and is not about to become it."""
+def _in_its_place(
+    held: Sequence[Run | Unreadable], job: Job, fingerprints: Mapping[str, str]
+) -> Run | Unreadable | None:
+    """Return what has the folder of a job's run, is not that run, and is not about to become it."""
     data = fingerprints.get(job.settings.data, "")
     if not data:
         return None
     name = run_name(job.settings, data)
-    return next((entry for entry in entries if entry.name == name and not unbegun(entry.path)), None)
+    return next((one for one in held if one.name == name and not unbegun(one.path)), None)
 
 
-def _state(entry: Entry | None, bad: Entry | None, missing: Mapping[Evaluation, Sequence[Probe]]) -> tuple[State, str]:
+def _state(
+    run: Run | None, bad: Run | Unreadable | None, lacking: Mapping[Wanted, Sequence[Settings]]
+) -> tuple[State, str]:
     if bad is not None:
         return "blocked", f"its folder cannot be used: {bad.why}"
-    if entry is None:
+    if run is None:
         return "to run", ""
-    if entry.state == "running" and (missing or not entry.result):
-        return "blocked", f"{entry.path} is in use by another process; wait for it, or stop it first"
-    if entry.state in ("interrupted", "failed"):
-        return ("failed", entry.why) if entry.state == "failed" else ("interrupted", "")
-    if not missing:
+    if run.state == "running" and (lacking or run.outcome is None):
+        return "blocked", f"{run.path} is in use by another process; wait for it, or stop it first"
+    if run.state in ("interrupted", "failed"):
+        return ("failed", run.why) if run.state == "failed" else ("interrupted", "")
+    if not lacking:
         return "cached", ""
-    if entry.weights:
+    if run.weights:
         return "to run", ""
-    lacks = ", ".join(_said(e, probes) for e, probes in missing.items())
+    lacks = ", ".join(_said(wanted, several) for wanted, several in lacking.items())
     return "blocked", (
-        f"it lacks {lacks}, and its weights are gone: remove {entry.path} (marginlens runs prune), then run again"
+        f"it lacks {lacks}, and its weights are gone: remove {run.path} (marginlens runs prune), then run again"
     )
 
 
-def _said(wanted: Evaluation, missing: Sequence[Probe]) -> str:
-    if wanted.settings in missing:
+def _said(wanted: Wanted, several: Sequence[Settings]) -> str:
+    if wanted.settings in several:
         return wanted.name
-    return f"{wanted.name} at a learning rate of {', '.join(f'{one.lr:g}' for one in missing)}"
+    rates = ", ".join(f"{getattr(one, 'lr', 0):g}" for one in several)
+    return f"{wanted.name} at a learning rate of {rates}"

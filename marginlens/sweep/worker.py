@@ -27,8 +27,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from marginlens.output import mute
 from marginlens.sweep import scratch
-from marginlens.train.progress import mute
 
 GRACE = 60.0
 """Seconds that a worker has to write a checkpoint when it was asked to end."""

@@ -1,39 +1,83 @@
-"""`marginlens pretrain`, `probe`, `knn`, `transfer`, `embed`, `export`: docstrings are what --help prints."""
+"""`marginlens pretrain`, `embed`, `export`, and a command for each evaluation: docstrings are what --help prints."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pydantic import Field
 from tyro.conf import OmitArgPrefixes, Positional
 
+from marginlens import evals
 from marginlens.data.prepare import open_data
+from marginlens.files import expanded
+from marginlens.options import options, perform
 from marginlens.output import say as say_new
-from marginlens.paths import expanded
-from marginlens.train import embed as embedding
+from marginlens.runs import export as embedding
+from marginlens.runs.config import Pretrain, run_name
+from marginlens.runs.evaluate import evaluate
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import open_run
+from marginlens.settings import Machine, Rates, Settings, Size
 from marginlens.train import pretrain as training
-from marginlens.train import probe as probing
-from marginlens.train.accuracy import diverged
-from marginlens.train.config import PROBE_RECIPES, Knn, Pretrain, Probe
-from marginlens.train.identity import run_name
-from marginlens.train.options import options, perform
-from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
-from marginlens.train.record import open_run
+
+
+class PretrainPlace(Machine):
+    """Where and how a pre-training runs."""
+
+    runs: str = Field("runs", description="Folder of runs; the run gets a folder of its own in it.")
+    engine: Literal["auto", "eager", "graph"] = Field(
+        "auto", description="The step as one CUDA graph, or one operation after another; auto: a graph if possible."
+    )
+    resume: bool = Field(False, description="Go on where the same run was interrupted; start it if it was not.")
+    knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
+    checkpoint_seconds: float = Field(60.0, ge=0, description="Time between checkpoints.")
+
+
+class EvaluatePlace(Machine):
+    """Where an evaluation runs."""
+
+    again: bool = Field(False, description="Measure again what was measured before.")
+
+
+class Beside(Settings):
+    """What is tried beside it."""
+
+    beside: Rates = Field((), description="Learning rates to try beside --lr, on the same crops: one probe of each.")
+
+
+class Elsewhere(Settings):
+    """Where to transfer to."""
+
+    to: str = Field(description="The prepared data set to transfer to.")
+
+
+class EmbedPlace(Machine):
+    """What to embed."""
+
+    data: str = Field(description="A folder of images, or the name of a prepared data set.")
+    out: str = Field(description="The safetensors file to write.")
+    split: str = Field("", description="The split to embed; not given: the first one.")
+    size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
+    resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
+    skip_bad: bool = Field(False, description="Leave out images that cannot be decoded.")
+
+
+class ExportPlace(Settings):
+    """What to write."""
+
+    out: str = Field(description="The safetensors file to write; its model card is written beside it.")
+
 
 if TYPE_CHECKING:
     PretrainOptions: TypeAlias = dict[str, Any]
-    ProbeOptions: TypeAlias = dict[str, Any]
-    KnnOptions: TypeAlias = dict[str, Any]
-    TransferOptions: TypeAlias = dict[str, Any]
     EmbedOptions: TypeAlias = dict[str, Any]
     ExportOptions: TypeAlias = dict[str, Any]
 else:
     PretrainOptions = options(Pretrain, PretrainPlace)
-    ProbeOptions = options(Probe, ProbePlace)
-    KnnOptions = options(Knn, EvaluatePlace)
-    TransferOptions = options(Probe, TransferPlace)
     EmbedOptions = options(EmbedPlace)
     ExportOptions = options(ExportPlace)
 
@@ -58,7 +102,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
             if not folder.exists():
                 say_new(f"nothing was begun with these settings, so this is a new run: {folder}", error=True)
         run = training.pretrain(chosen, **place.model_dump())
-        return {"run": str(run.path), **run.result}
+        return {"run": str(run.path), **run.result.plain()}
 
     def say(found: dict[str, Any]) -> str:
         near = f", kNN {found['knn']:.2f} %" if "knn" in found else ""
@@ -80,66 +124,33 @@ def _next(run: str) -> str:
     return f"probe {at}" if "test" in data.splits else f"probe {at} --holdout {max(1, len(data.splits['train']) // 10)}"
 
 
-def probe(run: Positional[Path], settings: OmitArgPrefixes[ProbeOptions]) -> None:
-    """Trains a linear layer on a run's frozen backbone, and says its accuracy after the last epoch.
-
-    With --holdout the test set is not looked at: that is how to choose settings. For example:
-
-        marginlens probe runs/mocov3-shapes-tiny-plain-seed0-1a2b3c4d5e
-
-        marginlens probe RUN --holdout 1000
-
-        marginlens probe RUN --beside 0.1 0.3 3 10
-
-    Args:
-        run: The run's folder.
-    """
-
-    found = open_run(run)
-
-    def act(chosen: Probe, place: ProbePlace) -> dict[str, Any]:
-        return probing.probe(found, chosen, **place.model_dump())
-
-    recipe = PROBE_RECIPES.get(found.settings.data, {})
-    perform((Probe, ProbePlace), dict(settings), act, _accuracy, lambda given: recipe)
+def place_of(name: str) -> type[Settings]:
+    """Return the options of an evaluation's command that do not change its number."""
+    found = evals.get(name)
+    return type("Place", (*[Elsewhere] * found.elsewhere, *[Beside] * found.rated, EvaluatePlace), {})
 
 
-def knn(run: Positional[Path], settings: OmitArgPrefixes[KnnOptions]) -> None:
-    """Classifies test images by a run's nearest training images: no training, a first look.
+def evaluation(name: str) -> Callable[..., None]:
+    """Return the command of an evaluation: its options are its settings, its help is its file's docstring."""
+    found, place = evals.get(name), place_of(name)
 
-    Each of the k nearest votes for its class with weight exp(cosine / temperature). For example:
+    def command(run: Path, settings: dict[str, Any]) -> None:
+        def act(chosen: Settings, where: Settings) -> dict[str, Any]:
+            return evaluate(run, name, chosen, **where.model_dump())
 
-        marginlens knn RUN --k 20
+        def recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            if not found.settings.recipes:
+                return {}
+            data = given.get("to") if found.elsewhere else open_run(run).settings.data
+            return found.settings.recipes.get(str(data), {})
 
-    Args:
-        run: The run's folder.
-    """
+        perform((found.settings, place), dict(settings), act, _accuracy, recipe)
 
-    def act(chosen: Knn, place: EvaluatePlace) -> dict[str, Any]:
-        return probing.knn(open_run(run), chosen, **place.model_dump())
-
-    perform((Knn, EvaluatePlace), dict(settings), act, _accuracy)
-
-
-def transfer(run: Positional[Path], settings: OmitArgPrefixes[TransferOptions]) -> None:
-    """Trains a linear layer on a run's frozen backbone for other data than it learned from.
-
-    The other data are normalised by their own mean and std, and resized to the run's image size. For example:
-
-        marginlens transfer RUN --to cifar10
-
-    Args:
-        run: The run's folder.
-    """
-
-    def act(chosen: Probe, place: TransferPlace) -> dict[str, Any]:
-        where = place.model_dump()
-        return probing.transfer(open_run(run), where.pop("to"), chosen, **where)
-
-    def recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return PROBE_RECIPES.get(str(given.get("to")), {})
-
-    perform((Probe, TransferPlace), dict(settings), act, _accuracy, recipe)
+    taken: Any = OmitArgPrefixes[options(found.settings, place)]  # type: ignore[misc]
+    command.__annotations__ |= {"run": Positional[Path], "settings": taken}
+    command.__doc__ = f"{sys.modules[evals.MODULES[name]].__doc__}\nArgs:\n    run: The run's folder.\n"
+    command.__name__ = name
+    return command
 
 
 def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> None:
@@ -185,13 +196,13 @@ def export(run: Positional[Path], settings: OmitArgPrefixes[ExportOptions]) -> N
 
 
 def _accuracy(found: dict[str, Any]) -> str:
-    more = f", top-5 {found['top5']:.2f} %" if "top5" in found else ""
-    kept = found["settings"]["holdout"]
+    record = Evaluation.model_validate({k: v for k, v in found.items() if not k.startswith("beside")})
+    more = f", top-5 {record.top5:.2f} %" if record.top5 is not None else ""
+    kept = getattr(record.settings, "holdout", 0)
     on = f"{kept:,} images kept back from training" if kept else "the test set"
-    lost = "; it diverged" if diverged(found) else ""
-    if (k := found["settings"].get("k", 0)) > (voted := found.get("neighbours", k)):
-        lost = f"; there are {voted:,} images to learn from, and all vote"
-    lines = [f"{found['kind']} on {found['data']}: top-1 {found['top1']:.2f} %{more}, on {on}{lost}"]
+    said = "it diverged" if record.diverged else evals.get(record.kind).remark(record)
+    remark = f"; {said}" if said else ""
+    lines = [f"{record.name}: top-1 {record.top1:.2f} %{more}, on {on}{remark}"]
     for rate, top in found.get("beside", {}).items():
         lost = "; it diverged" if rate in found.get("beside_diverged", ()) else ""
         lines.append(f"  at a learning rate of {rate}: {top:.2f} %{lost}")

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from marginlens.data import draw
+from marginlens.data.feed import Arrays, Feed, unfused
 from marginlens.data.views import make_view
+from marginlens.devices import fastest_convolutions
 from marginlens.effects import Effect, Product, factors
 from marginlens.kernels import no_triton
-from marginlens.methods import BYOL, MoCoV3, SimCLR
+from marginlens.kernels.launch import capture
+from marginlens.methods.protocol import Method, module_of
 from marginlens.nets.fast import Side, fast
-from marginlens.train.capture import capture
-from marginlens.train.feed import Arrays, Feed, unfused
-from marginlens.train.model import fastest_convolutions
 from marginlens.train.trainer import Trainer, batches, count, state, train_step
 
 Name = Literal["auto", "eager", "graph"]
@@ -100,8 +100,8 @@ class Graph:
         assert isinstance(trainer.feed, Arrays)
         settings, device, per_epoch = trainer.settings, trainer.feed.device, trainer.per_epoch
         self.trainer = trainer
-        self.flat = Flat(trainer.method, trainer.optimizer, trainer.precision)
-        self.method: MoCoV3 | SimCLR | BYOL
+        self.flat = Flat(module_of(trainer.method), trainer.optimizer, trainer.precision)
+        self.method: Method
         self.method, self.learning = shadow(trainer.method, self.flat.half)
         self.method.settings["effect"], self.numbers = on_device(self.method.settings["effect"], device)
         self.images = trainer.feed.images(settings.split)

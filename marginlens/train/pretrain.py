@@ -19,33 +19,24 @@ from torch import Tensor
 
 import marginlens as ml
 from marginlens.data import draw
-from marginlens.data.atomic import DataError
-from marginlens.data.stream import kept_workers
-from marginlens.effects import Effect, Emphasis, Margin, factors
+from marginlens.data.feed import Feed, open_feed
+from marginlens.devices import choose_device, choose_precision, placed
+from marginlens.effects import factors
+from marginlens.errors import Asked, DataError, Stopped, disk, memory, signals
+from marginlens.evals.features import features, plain_images, spread
+from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.methods import METHODS
-from marginlens.methods.graphs import unmarked
-from marginlens.train import checkpoint, files, record
+from marginlens.methods.protocol import module_of, unmarked
+from marginlens.output import Display
+from marginlens.runs import checkpoint, records, work
+from marginlens.runs import work as lock
+from marginlens.runs.config import Pretrain, takes
+from marginlens.runs.model import fingerprint, make_encoder, make_method, make_views
+from marginlens.runs.run import EVALUATION_FILES, Run
 from marginlens.train import engine as engines
-from marginlens.train.config import Knn, Pretrain, takes
-from marginlens.train.curves import Curves
 from marginlens.train.engine import Engine, Name
-from marginlens.train.features import features, plain_images, spread
-from marginlens.train.feed import Feed, open_feed
-from marginlens.train.knn import knn_accuracy
-from marginlens.train.model import (
-    choose_device,
-    choose_precision,
-    make_encoder,
-    make_method,
-    make_optimizer,
-    make_views,
-    placed,
-)
-from marginlens.train.progress import Display
-from marginlens.train.record import Run
-from marginlens.train.restore import fingerprint
-from marginlens.train.stop import Asked, Stopped, disk, memory, signals
-from marginlens.train.trainer import Trainer, causes, check_data, load, look, state
+from marginlens.train.tensorboard import Curves
+from marginlens.train.trainer import Trainer, causes, check_data, load, look, make_optimizer, state
 
 COLLAPSED = 0.05
 """A spread below this is warned about. Seen: 0.09 and more before training, 0.4 and more after, 0.02 in a collapse."""
@@ -83,11 +74,11 @@ def pretrain(
     # what does not fit is refused before there is a folder
     make_views(settings, feed)
     make_encoder(settings)
-    run = record.make_run(settings, feed, Path(runs))
+    run = work.make_run(settings, feed, Path(runs))
     if _done(run, resume, quiet):
         return run
     trainer: Trainer | None = None
-    with record.locked(run) as hold, record.failures(run, lambda: trainer.step if trainer else 0, hold):
+    with lock.locked(run) as hold, work.failures(run, lambda: trainer.step if trainer else 0, hold):
         if _done(run, resume, quiet):  # by whoever held it until now
             return run
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
@@ -96,7 +87,7 @@ def pretrain(
             trainer.hold = hold
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
                 chosen = go_on(trainer, display, resume, engine)
-                with kept_workers(), Curves(run.path / "tensorboard", trainer.step) as curves:
+                with feed.kept(), Curves(run.path / "tensorboard", trainer.step) as curves:
                     train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds)
         for path in stale(trainer):
             Display("", quiet=quiet).say(f"{path} was of weights that are gone: it is removed; measure it again")
@@ -109,7 +100,7 @@ def _done(run: Run, resume: bool, quiet: bool) -> bool:
     """Return True, and log it, if the run is complete; raise if its records are not those of a complete one."""
     done = run.complete and not (resume and damaged_end(run))
     if done:
-        record.check_records(run)
+        run.check_records()
         Display("", quiet=quiet).say(f"{run.path} is complete already")
     return done
 
@@ -118,29 +109,30 @@ def start(run: Run, feed: Feed, samples: int) -> Trainer:
     """Everything as it is before the first step."""
     settings = run.settings
     precision = choose_precision(settings.amp, feed.device)
-    method = placed(make_method(settings), feed.device)
+    method = make_method(settings)
+    module = placed(module_of(method), feed.device)
     scaler = torch.amp.GradScaler(feed.device.type, enabled=precision == torch.float16)
     views = make_views(settings, feed)
     losses = torch.zeros(samples // settings.batch, device=feed.device)
     return Trainer(
-        run, feed, method, make_optimizer(settings, method), scaler, precision, views, samples, losses=losses
+        run, feed, method, make_optimizer(settings, module), scaler, precision, views, samples, losses=losses
     )
 
 
 def damaged_end(run: Run) -> bool:
     """Whether a complete run's last checkpoint is damaged or gone, and one before it is whole."""
     found, _ = checkpoint.newest(run.path / "checkpoints", run.id)
-    return found is not None and bool(found.facts["step"] != run.result["steps"])
+    return found is not None and bool(found.facts["step"] != run.result.steps)
 
 
 def stale(trainer: Trainer) -> list[Path]:
     """Evaluations of other weights than these: of an end that was made again, which on a GPU is not the same twice."""
-    kept = sorted((trainer.run.path / "evaluations").glob(record.EVALUATION_FILES))
+    kept = sorted((trainer.run.path / "evaluations").glob(EVALUATION_FILES))
     own = fingerprint(trainer.method.student["backbone"]) if kept else ""
     found = []
     for path in kept:
         with suppress(ValueError):  # what cannot be read is not for training to judge
-            known = files.read_json(path)
+            known = records.read_json(path)
             if known.get("run") == trainer.run.id and known.get("backbone_sha256", own) != own:
                 found.append(path)
     return found
@@ -156,7 +148,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
         raise ValueError(f"{run.path} was interrupted at step {found.facts['step']} of {trainer.total}; add --resume")
     precision = str(trainer.precision).removeprefix("torch.")
     with disk(run.path, "nothing was lost"):
-        files.rewind(run.path / "environment.jsonl")
+        records.rewind(run.path / "environment.jsonl")
         if found is not None:
             _check_precision(run, precision)
             load(trainer, found)
@@ -170,9 +162,9 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little of others")
-        files.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
-        files.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
-        if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if _idle(f)]:
+        records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
+        records.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
+        if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if f.idle]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
     why = unmarked(type(trainer.method)) if engine == "auto" else ""
     chosen = engines.Eager(why) if why else engines.choose(engine, trainer)
@@ -180,26 +172,18 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
     with disk(run.path, "nothing was lost"):
         for name in ("failure.json", "result.json"):  # how it ended before is past
             (run.path / name).unlink(missing_ok=True)
-        trainer.written = {name: files.length(run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
+        trainer.written = {name: records.length(run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
-        files.append(run.path / "environment.jsonl", record.environment(trainer.feed.device, **facts))
+        records.append(run.path / "environment.jsonl", work.environment(trainer.feed.device, **facts))
     return chosen
-
-
-def _idle(effect: Effect) -> bool:
-    """Whether an effect that takes numbers was given none but those that do nothing."""
-    return isinstance(effect, Margin | Emphasis) and effect == type(effect)()
 
 
 def _check_precision(run: Run, precision: str) -> None:
     """A run goes on in the precision it began in, or it would be another run."""
-    starts = files.lines(run.path / "environment.jsonl")
-    began: dict[str, Any] = next(
-        (line for line in reversed(starts) if not line.get("step")), {}
-    )  # earlier ones left nothing behind
-    if began.get("precision", precision) != precision:
+    began = next((start for start in reversed(run.starts) if not start.step), None)  # earlier ones left nothing behind
+    if began is not None and began.precision not in ("", precision):
         raise ValueError(
-            f"{run.path} began in {began['precision']} on {began['device']}, and would go on in {precision} here; "
+            f"{run.path} began in {began.precision} on {began.device}, and would go on in {precision} here; "
             f"go on where it began"
         )
 
@@ -270,7 +254,7 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
     for name, line in (("metrics", metrics), ("speed", speed)):
         with writing(trainer, f"{name}.jsonl") as path:
-            trainer.written[name] = files.append(path, line, trainer.written.get(name))
+            trainer.written[name] = records.append(path, line, trainer.written.get(name))
     with writing(trainer, "tensorboard"):
         curves.add(metrics | {"images_per_second": trainer.rate})
     display.epoch(trainer.step, epoch, metrics, trainer.rate)
@@ -316,16 +300,16 @@ def finish(trainer: Trainer) -> None:
     """Write the result, which makes the run complete."""
     run = trainer.run
     check_hold(trainer)
-    record.check_records(run)
-    last, speed = run.metrics[-1], files.lines(run.path / "speed.jsonl")
-    seconds = sum(line["seconds"] for line in speed)
+    run.check_records()
+    last, speeds = run.metrics[-1], run.speeds
+    seconds = sum(line.seconds for line in speeds)
     result = {key: last[key] for key in ("loss", "knn", "spread", "embedding_spread") if key in last}
     facts = {"epochs": trainer.settings.epochs, "steps": trainer.total, "images": trainer.samples}
-    images = sum(line["seconds"] * line["images_per_second"] for line in speed)
+    images = sum(line.seconds * line.images_per_second for line in speeds)
     time_taken = {"seconds": seconds, "images_per_second": images / seconds if seconds else 0.0}
     assert trainer.saved is not None
     with writing(trainer, "result.json") as path:
-        files.save_json(path, facts | result | time_taken | {"checkpoint": trainer.saved.name})
+        records.save_json(path, facts | result | time_taken | {"checkpoint": trainer.saved.name})
 
 
 def _last_loss(trainer: Trainer) -> Tensor:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import marginlens as ml
 from marginlens.data import draw
+from marginlens.data.feed import Feed
 from marginlens.data.views import View
-from marginlens.methods import BYOL, MoCoV3, SimCLR
-from marginlens.nets.ema import MOMENTA
-from marginlens.train import checkpoint
-from marginlens.train.config import Pretrain
-from marginlens.train.feed import Feed
-from marginlens.train.model import autocast
-from marginlens.train.record import Hold, Run
-from marginlens.train.schedule import learning_rate
-from marginlens.train.stop import Stopped
+from marginlens.devices import autocast
+from marginlens.errors import Stopped
+from marginlens.methods.protocol import Method, module_of
+from marginlens.nets.ema import MOMENTA, learning_rate
+from marginlens.runs import checkpoint
+from marginlens.runs.config import Pretrain
+from marginlens.runs.run import Run
+from marginlens.runs.work import Hold
 
 LOOK_EVERY = 50
 """Steps between looks at the loss where looking makes the host wait for a device."""
@@ -31,7 +33,7 @@ class Trainer:
 
     run: Run
     feed: Feed
-    method: MoCoV3 | SimCLR | BYOL
+    method: Method
     optimizer: torch.optim.SGD
     scaler: torch.amp.GradScaler
     precision: torch.dtype
@@ -148,7 +150,7 @@ def look(trainer: Trainer) -> None:
 def causes(trainer: Trainer) -> str:
     """What is safe, and why a number may have stopped being one."""
     s = trainer.settings
-    loose = s.beta < 1.0 and any(word in s.effect for word in ("attenuation", "ratio"))
+    loose = s.beta < 1.0 and ml.effect(s.effect).unbounded
     weights = ", or the effect's weights are unbounded" if loose else ""
     half = ", or fp16 overflows (try --amp off)" if trainer.precision == torch.float16 else ""
     return (
@@ -159,7 +161,7 @@ def causes(trainer: Trainer) -> str:
 
 def state(trainer: Trainer) -> dict[str, Tensor]:
     """Every tensor that the next step depends on."""
-    found = {f"method.{name}": tensor for name, tensor in trainer.method.state_dict().items()}
+    found = {f"method.{name}": tensor for name, tensor in module_of(trainer.method).state_dict().items()}
     found |= {f"optimizer.{name}": tensor for name, tensor in _momenta(trainer).items()}
     return found | {"losses": trainer.losses}
 
@@ -183,7 +185,7 @@ def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
 
 def _momenta(trainer: Trainer) -> dict[str, Tensor]:
     """SGD's momentum of each parameter by its name; zeros before the first step, which mean the same."""
-    names = {parameter: name for name, parameter in trainer.method.named_parameters()}
+    names = {parameter: name for name, parameter in module_of(trainer.method).named_parameters()}
     found = {}
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
@@ -192,3 +194,14 @@ def _momenta(trainer: Trainer) -> dict[str, Tensor]:
                 held["momentum_buffer"] = torch.zeros_like(parameter)
             found[names[parameter]] = held["momentum_buffer"]
     return found
+
+
+def make_optimizer(settings: Pretrain, method: nn.Module) -> torch.optim.SGD:
+    """SGD over what learns; norms and biases decay with the rest, or not at all."""
+    learning = {name: p for name, p in method.named_parameters() if p.requires_grad}
+    flat = [] if settings.decay_all else [p for p in learning.values() if p.dim() <= 1]
+    spared = {id(p) for p in flat}
+    groups: list[dict[str, Any]] = [{"params": [p for p in learning.values() if id(p) not in spared]}]
+    if flat:
+        groups.append({"params": flat, "weight_decay": 0.0})
+    return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=settings.weight_decay)

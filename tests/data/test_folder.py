@@ -15,11 +15,11 @@ from PIL import Image, ImageOps
 
 from marginlens.data import folder as folders
 from marginlens.data import store
-from marginlens.data.atomic import DataError
 from marginlens.data.folder import crop_file, prepare_folder, read_folder
 from marginlens.data.images import decode
 from marginlens.data.stream import kept_workers, middles, stream
 from marginlens.data.views import make_view, strong, weak
+from marginlens.errors import DataError
 from tests.data.conftest import jpeg
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -334,6 +334,7 @@ def test_a_script_needs_no_guard(tmp_path, monkeypatch):
     assert (done.stdout, done.stderr) == ("begun\n[40, 30]\n", "")
 
 
+@pytest.mark.slow
 def test_a_script_with_a_guard_is_imported_as_ever(tmp_path):
     """So what it sets at its top, and its own kinds of view, are there in the workers; in threads, too."""
     (tmp_path / "few").mkdir()
@@ -389,6 +390,7 @@ def test_streamed_views_are_the_same_views(pngs, workers):
     assert seen == order
 
 
+@pytest.mark.slow
 def test_workers_wait_for_the_next_pass(pngs):
     """And see its epoch and its order; what is asked otherwise, or ended early, has workers of its own."""
     index, _ = pngs

@@ -13,8 +13,8 @@ import pytest
 
 from marginlens.data import sources, store
 from marginlens.data.archives import open_files
-from marginlens.data.atomic import DataError
 from marginlens.data.prepare import load, prepare
+from marginlens.errors import DataError
 from tests.data.conftest import tar_of, zip_of
 
 

@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from marginlens.data import atomic, store
-from marginlens.data.atomic import DataError
+from marginlens import files
+from marginlens.data import disk, store
 from marginlens.data.store import Batch
+from marginlens.errors import DataError
 
 
 def batches(count, seed=0, classes=3, part=4):
@@ -237,7 +238,7 @@ def test_two_preparations_at_once(data_root):
 
 
 def test_the_living_are_not_swept_up(data_root):
-    with atomic.partial(data_root, "x") as mine:
+    with disk.partial(data_root, "x") as mine:
         write()
         assert mine.is_dir()
 
@@ -247,7 +248,7 @@ def test_a_file_is_delivered_where_a_link_leads(tmp_path):
     real.parent.mkdir()
     link.symlink_to("there/real.md")
     for content in (b"new", b"newer"):  # the link dangles at first
-        atomic.deliver(link, content)
+        files.deliver(link, content)
         assert link.is_symlink()
         assert real.read_bytes() == content
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.md", "real.md", "there"]
@@ -258,7 +259,7 @@ def test_a_record_takes_the_place_of_a_link(tmp_path):
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_bytes(b"theirs")
     link.symlink_to(real)
-    atomic.put(link, b"ours")
+    files.put(link, b"ours")
     assert (link.is_symlink(), link.read_bytes(), real.read_bytes()) == (False, b"ours", b"theirs")
 
 
@@ -267,7 +268,7 @@ def test_a_file_is_delivered_through_a_pipe(tmp_path):
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        atomic.deliver(pipe, b"content")
+        files.deliver(pipe, b"content")
         assert os.read(reader, 100) == b"content"
     finally:
         os.close(reader)
@@ -280,7 +281,7 @@ def test_a_log_that_is_open_is_gone_on_with(name, tmp_path):
     log, way = tmp_path / "log", tmp_path / "way"
     log.write_bytes(b"before\n")
     way.symlink_to(name)
-    code = f"from pathlib import Path; from marginlens.data import atomic; atomic.deliver(Path({str(way)!r}), b'new')"
+    code = f"from pathlib import Path; from marginlens import files; files.deliver(Path({str(way)!r}), b'new')"
     with log.open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     assert log.read_bytes() == b"before\nnew"
@@ -288,15 +289,15 @@ def test_a_log_that_is_open_is_gone_on_with(name, tmp_path):
 
 def test_what_is_printed_around_it_is_neither_lost_nor_written_over(tmp_path):
     """`> file`, which has a place of its own for whoever opens it anew."""
-    code = "from pathlib import Path; from marginlens.data import atomic; print('one')\n"
-    code += "atomic.deliver(Path('/dev/stdout'), b'two\\n'); print('three')"
+    code = "from pathlib import Path; from marginlens import files; print('one')\n"
+    code += "files.deliver(Path('/dev/stdout'), b'two\\n'); print('three')"
     with (tmp_path / "file").open("wb") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     assert (tmp_path / "file").read_text() == "one\ntwo\nthree\n"
 
 
 def test_standard_output_may_be_closed(tmp_path):
-    code = "from pathlib import Path; from marginlens.data import atomic; atomic.deliver(Path('/dev/stderr'), b'said')"
+    code = "from pathlib import Path; from marginlens import files; files.deliver(Path('/dev/stderr'), b'said')"
     with (tmp_path / "file").open("wb") as file:
         subprocess.run(["sh", "-c", f'exec "$0" -c "{code}" >&-', sys.executable], stderr=file, check=True)
     assert (tmp_path / "file").read_text() == "said"

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from marginlens import files
 from marginlens.cli import main
-from marginlens.data import atomic, folder, sources, store
-from marginlens.data.atomic import DataError
+from marginlens.data import disk, folder, sources, store
 from marginlens.data.prepare import download, load, open_data, prepare
+from marginlens.errors import DataError
 from marginlens.files import below
 from tests.data.conftest import jpeg, tar_of, tree_of_jpegs
 from tests.data.test_store import write
@@ -192,7 +193,7 @@ def test_writers_and_readers_at_once(data_root):
 
 def test_a_reader_waits_between_two_renames(data_root, monkeypatch):
     write()
-    aside = data_root / f".x.{atomic._host()}.{atomic.unique()}.old"
+    aside = data_root / f".x.{disk._host()}.{files.unique()}.old"
     (data_root / "x").rename(aside)
 
     def sleep(seconds, slept=time.sleep):
@@ -206,7 +207,7 @@ def test_a_reader_waits_between_two_renames(data_root, monkeypatch):
 
 def test_a_writer_that_was_killed_between_two_renames_is_not_waited_for_long(data_root, monkeypatch):
     write()
-    (data_root / "x").rename(data_root / f".x.{atomic._host()}.{atomic.unique()}.old")
+    (data_root / "x").rename(data_root / f".x.{disk._host()}.{files.unique()}.old")
     monkeypatch.setattr(store, "_PATIENCE", 0.1)
     with pytest.raises(DataError, match="there is no data set 'x'"):
         open_data("x")
@@ -216,7 +217,7 @@ def test_a_writer_that_was_killed_between_two_renames_is_not_waited_for_long(dat
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_byte_that_changed_is_noticed(data_root, kind, split):
     """At equal length, which no shape tells."""
-    from marginlens.train.feed import open_feed
+    from marginlens.data.feed import open_feed
 
     write()
     assert open_feed("x", "cpu").name == "x"
@@ -242,7 +243,7 @@ def test_a_record_that_was_changed_is_noticed(data_root, name):
 @pytest.mark.parametrize("what", ["content", "labels", "files", "sizes"])
 def test_a_folder_that_changed_is_noticed(data_root, tmp_path, what):
     """The index when it is opened, each image when it is decoded: at equal length and size."""
-    from marginlens.train.feed import open_feed
+    from marginlens.data.feed import open_feed
 
     tree_of_jpegs(tmp_path / "photos")
     index, _ = folder.prepare_folder(tmp_path / "photos", "pets")
@@ -295,7 +296,7 @@ def test_a_replacement_that_fails_leaves_the_old_one(data_root, monkeypatch, how
 
 def test_what_a_writer_left_that_was_killed_between_two_renames_is_put_back(data_root):
     kept = write(seed=0).fingerprint
-    (data_root / "x").rename(data_root / f".x.{atomic._host()}.999999999-0123abcd.old")
+    (data_root / "x").rename(data_root / f".x.{disk._host()}.999999999-0123abcd.old")
     with pytest.raises(DataError, match="there are no images"):
         store.write("x", {"train": []}, ["a"])
     assert store.read("x").fingerprint == kept
@@ -303,7 +304,7 @@ def test_what_a_writer_left_that_was_killed_between_two_renames_is_put_back(data
 
 def test_a_process_number_that_is_none(data_root):
     data_root.mkdir()
-    stray = data_root / f".x.{atomic._host()}.99999999999999999999999-deadbeef.partial"
+    stray = data_root / f".x.{disk._host()}.99999999999999999999999-deadbeef.partial"
     stray.mkdir()
     write()
     assert not stray.exists()

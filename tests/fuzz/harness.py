@@ -26,7 +26,7 @@ from unittest import mock
 
 import marginlens
 from marginlens.cli import COMMANDS, main
-from marginlens.train.stop import Stopped
+from marginlens.errors import Stopped
 from tests.fuzz import fence, judge
 
 LIMIT = 10.0

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from marginlens.data.feed import open_feed
 from marginlens.data.folder import crop_file, read_folder
-from marginlens.train.feed import open_feed
 from tests.fuzz import mutate
 from tests.fuzz.harness import Case, Outcome
 

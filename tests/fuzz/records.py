@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from marginlens.train.identity import digits
+from marginlens.runs.config import digits
 from tests.fuzz import mutate
 from tests.fuzz.harness import Case, Outcome
 from tests.runs.conftest import evaluation, records, settings, write

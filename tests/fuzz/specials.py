@@ -12,8 +12,8 @@ from random import Random
 
 import torch
 
+from marginlens.data.feed import open_feed
 from marginlens.data.folder import crop_file
-from marginlens.train.feed import open_feed
 from tests.data.conftest import tree_of_jpegs
 from tests.fuzz import checkpoints
 from tests.fuzz.harness import Case

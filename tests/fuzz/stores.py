@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
+from marginlens.data.feed import open_feed
 from marginlens.data.folder import prepare_folder
 from marginlens.data.store import Batch, write
-from marginlens.train.feed import open_feed
 from tests.data.conftest import tree_of_jpegs
 from tests.fuzz import mutate
 from tests.fuzz.harness import Case, Outcome, scratch

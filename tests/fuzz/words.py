@@ -10,21 +10,20 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from marginlens import evals
 from marginlens.cli import COMMANDS
-from marginlens.runs.places import ListPlace, PrunePlace, StorePlace
+from marginlens.runs.commands import ListPlace, PrunePlace, StorePlace
+from marginlens.runs.config import Pretrain
 from marginlens.sweep import conduct
-from marginlens.sweep.places import Executor, Selection, SweepPlace
+from marginlens.sweep.job import Executor, Selection, SweepPlace
 from marginlens.train import pretrain
-from marginlens.train.config import Knn, Pretrain, Probe
-from marginlens.train.places import EmbedPlace, EvaluatePlace, ExportPlace, PretrainPlace, ProbePlace, TransferPlace
+from marginlens.train.commands import EmbedPlace, ExportPlace, PretrainPlace, place_of
 from tests.fuzz import mutate
 from tests.fuzz.harness import Case
 
 MODELS: dict[str, tuple[Any, ...]] = {
     "pretrain --print-config": (Pretrain, PretrainPlace),
-    "probe RUN": (Probe, ProbePlace),
-    "knn RUN": (Knn, EvaluatePlace),
-    "transfer RUN": (Probe, TransferPlace),
+    **{f"{name} RUN": (evals.get(name).settings, place_of(name)) for name in evals.MODULES},
     "embed RUN": (EmbedPlace,),
     "export RUN": (ExportPlace,),
     "sweep --dry-run --no-probe": (Pretrain, SweepPlace),

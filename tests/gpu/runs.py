@@ -3,8 +3,8 @@
 import torch
 
 import marginlens as ml
-from marginlens.train import record
-from marginlens.train.feed import open_feed
+from marginlens.data.feed import open_feed
+from marginlens.runs import work
 from marginlens.train.pretrain import start
 from marginlens.train.trainer import check_data, state
 
@@ -18,7 +18,7 @@ def settings(**more):
 def trainer_of(runs, **more):
     asked = settings(**more)
     feed = open_feed("shapes", CUDA)
-    return start(record.make_run(asked, feed, runs), feed, check_data(asked, feed))
+    return start(work.make_run(asked, feed, runs), feed, check_data(asked, feed))
 
 
 def take(which, trainer, count):

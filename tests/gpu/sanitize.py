@@ -18,12 +18,12 @@ from torch import nn
 import marginlens as ml
 from marginlens.data.fused import draw_parameters, make_views
 from marginlens.data.views import View, strong
+from marginlens.devices import placed
 from marginlens.kernels.batchnorm import norm_act, supported
 from marginlens.kernels.linear import linear, linear_supported
 from marginlens.kernels.pool import pool, pool_supported
 from marginlens.kernels.sgd_ema import Flat
 from marginlens.kernels.stem import stem_conv, stem_supported
-from marginlens.train.model import placed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BF16 = torch.bfloat16

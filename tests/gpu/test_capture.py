@@ -2,7 +2,7 @@
 
 import torch
 
-from marginlens.train.capture import capture
+from marginlens.kernels.launch import capture
 
 
 def test_warm_steps_are_executed_and_the_captured_one_is_not():

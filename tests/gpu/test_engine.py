@@ -8,11 +8,13 @@ import torch
 import marginlens as ml
 from marginlens.data import draw
 from marginlens.data.views import make_view
-from marginlens.train import checkpoint, engine, files
+from marginlens.errors import Stopped
+from marginlens.runs import checkpoint
+from marginlens.train import engine
 from marginlens.train.pretrain import save
-from marginlens.train.stop import Stopped
 from marginlens.train.trainer import load, state
 from tests.gpu.runs import assert_same_step, held, settings, take, trainer_of
+from tests.records import json_lines
 
 pytestmark = pytest.mark.usefixtures("shapes")
 
@@ -139,7 +141,7 @@ def test_resume_ends_where_an_uninterrupted_run_ends(tmp_path, monkeypatch, firs
         with pytest.raises(KeyboardInterrupt):
             ml.pretrain(settings(), runs=tmp_path / "cut", engine=first, checkpoint_seconds=0, quiet=True)
     again = ml.pretrain(settings(), runs=tmp_path / "cut", engine=second, resume=True, quiet=True)
-    assert [line["engine"] for line in files.lines(again.path / "environment.jsonl")] == [first, second]
+    assert [line["engine"] for line in json_lines(again.path / "environment.jsonl")] == [first, second]
     for one, two in zip(whole.metrics, again.metrics, strict=True):
         assert math.isclose(one["loss"], two["loss"], rel_tol=0.02), (one, two)
 
@@ -152,7 +154,7 @@ def test_a_step_from_the_others_checkpoint_is_ones_own(tmp_path, first, second):
         own = engine.choose(first, one)
         take(own, one, 3)
         save(one)
-        found, _ = checkpoint.newest(one.run.path / "checkpoints", one.run.id)
+        found, _ = checkpoint.newest(one.path / "checkpoints", one.id)
         load(two, found)
         before = held(one)
         assert all(torch.equal(tensor, before[name]) for name, tensor in state(two).items())
@@ -167,6 +169,6 @@ def test_a_step_from_the_others_checkpoint_is_ones_own(tmp_path, first, second):
 def test_auto_takes_the_graph(tmp_path, capsys):
     run = ml.pretrain(settings(epochs=1), runs=tmp_path)
     assert "engine: graph (bfloat16, views in one kernel)" in capsys.readouterr().err
-    assert files.lines(run.path / "environment.jsonl")[0]["engine"] == "graph"
+    assert json_lines(run.path / "environment.jsonl")[0]["engine"] == "graph"
     again = ml.pretrain(settings(epochs=1, amp="fp16"), runs=tmp_path)
-    assert "fp16" in files.lines(again.path / "environment.jsonl")[0]["engine_about"]
+    assert "fp16" in json_lines(again.path / "environment.jsonl")[0]["engine_about"]

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 import marginlens as ml
 from marginlens import layouts
 from marginlens.kernels import reference
-from marginlens.train.capture import capture
+from marginlens.kernels.launch import capture
 
 CUDA = torch.device("cuda")
 

@@ -10,12 +10,12 @@ from torch import nn
 pytest.importorskip("triton")
 
 from marginlens.kernels.batchnorm import norm_act, supported
+from marginlens.kernels.launch import capture
 from marginlens.kernels.linear import linear
 from marginlens.kernels.pool import pool
 from marginlens.kernels.sgd_ema import BLOCK, Flat
 from marginlens.kernels.stem import stem_conv, stem_supported
 from marginlens.nets import ema_update
-from marginlens.train.capture import capture
 
 BF16 = torch.bfloat16
 PAD = 4096

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from marginlens.data.fused import draw_parameters, empty_views, make_views
 from marginlens.data.views import View, make_view, parameters, strong, weak
-from marginlens.train.capture import capture
+from marginlens.kernels.launch import capture
 from tests.data.operations import ALONE, MEAN, STD
 
 CUDA = torch.device("cuda")

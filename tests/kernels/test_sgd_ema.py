@@ -8,12 +8,12 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from marginlens.devices import placed
 from marginlens.kernels.sgd_ema import BLOCK, Flat
 from marginlens.methods import MoCoV3, SimCLR
 from marginlens.nets import encoder
 from marginlens.nets.ema import ema_update
-from marginlens.train import checkpoint
-from marginlens.train.model import placed
+from marginlens.runs import checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = 2**-8 if DEVICE.type == "cuda" else 2**-7

@@ -15,7 +15,7 @@ from torch import nn
 from marginlens import Emphasis, Margin
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from marginlens.nets import encoder
-from marginlens.nets.parts import apart, count_once, in_parts, together
+from marginlens.nets.split_norm import apart, count_once, in_parts, together
 from tests.catalogue import EFFECTS, random
 
 N, HIDDEN, OUT = 8, 16, 8

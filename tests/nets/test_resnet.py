@@ -147,6 +147,7 @@ def test_training_is_one_graph(name):
     compiled_equals_eager(seeded(name), seeded(name), images(8), backend="aot_eager")
 
 
+@pytest.mark.slow
 @compiles
 def test_a_block_compiles():
     torch._dynamo.reset()

@@ -9,10 +9,12 @@ from collections import Counter
 import pytest
 
 import marginlens as ml
+from marginlens.evals.probe import Probe
 from marginlens.paper import TABLES, Published, elsewhere, figures, find, hyper, readings, recipe
 from marginlens.paper.cells import published
 from marginlens.paper.tables import ROWS
-from marginlens.train.config import Pretrain, Probe, build
+from marginlens.runs.config import Pretrain
+from marginlens.settings import build
 
 CHECKSUMS = {
     "tab1": "9441a02dea6d38ae",

@@ -2,8 +2,9 @@
 
 import json
 
-from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, build
-from marginlens.train.identity import digits, evaluation_name, facts, identify, run_name
+from marginlens import evals
+from marginlens.runs.config import Pretrain, digits, evaluation_name, facts, identify, run_name
+from marginlens.settings import build
 
 CONTENT = {"cifar10": "c10" * 20, "cifar100": "c100" * 15, "shapes": "5a" * 30}
 ENVIRONMENT = {
@@ -81,7 +82,7 @@ def _epoch(chosen, epoch, knn):
 def evaluate(path, kind, data, fingerprint, top1, settings=None, time=ENVIRONMENT["time"]):
     """An evaluation in a run's folder, under the name that it would have."""
     known = json.loads((path / "config.json").read_text())
-    chosen = build(Probe, PROBE_RECIPES.get(data, {}) | (settings or {}))
+    chosen = evals.usual("probe", data, settings)
     found = {"kind": kind, "run": known["id"], "data": data, "data_fingerprint": fingerprint}
     found |= {"settings": chosen.model_dump(mode="json"), "backbone_sha256": "0" * 64, "top1": top1, "top5": 99.0}
     found |= {"loss": 0.5, "train_images": 50000, "test_images": 10000, "seconds": 20.0}

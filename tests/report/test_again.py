@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import marginlens as ml
+from marginlens import evals
 from marginlens.cli import main
-from marginlens.report.again import commands
 from marginlens.report.gather import gather
+from marginlens.report.page import commands
+from marginlens.runs.config import Pretrain
 from marginlens.runs.store import scan
-from marginlens.train.config import PROBE_RECIPES, Pretrain, Probe, build
+from marginlens.settings import build
 from tests.report.folders import write_run
 
 SETTINGS = [
@@ -51,10 +54,10 @@ def test_pretrain_again(given, capsys):
 def test_evaluate_again(tmp_path, capsys, data, changed):
     write_run(tmp_path, data=data, epochs=2, probe=60.0, transfer={data: 50.0}, probe_settings=changed)
     (seen,) = gather(scan(tmp_path), {}).runs
-    lines = commands(seen.entry.path, seen.settings, seen.entry.evaluations)
+    lines = commands(seen.path, seen.settings, seen.evaluations)
     assert [line.split()[1] for line in lines] == ["pretrain", "probe", "transfer"]
     for line in lines[1:]:
         found = typed(line, capsys)
-        expected = build(Probe, PROBE_RECIPES.get(data, {}) | changed)
-        assert build(Probe, {name: found[name] for name in Probe.model_fields}) == expected
+        expected = evals.usual("probe", data, changed)
+        assert build(ml.Probe, {name: found[name] for name in ml.Probe.model_fields}) == expected
     assert typed(lines[2], capsys)["to"] == data

@@ -198,6 +198,7 @@ def test_no_runs(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_five_hundred_runs_open_in_a_few_seconds(browser, tmp_path):
     for number in range(500):
         lr = round(0.01 + (number % 100) / 1000, 3)

@@ -8,8 +8,9 @@ import pytest
 from marginlens.paper import TABLES
 from marginlens.report.commands import read
 from marginlens.report.grids import signed
+from marginlens.runs.config import Pretrain
 from marginlens.runs.store import scan
-from marginlens.train.config import Pretrain, build
+from marginlens.settings import build
 
 ROOT = Path(__file__).parents[2]
 LOG = (ROOT / "docs" / "reproduction.md").read_text()
@@ -42,14 +43,14 @@ def settings(row, **more):
 
 @pytest.fixture(scope="module")
 def runs():
-    return {entry.run.settings: entry for entry in scan(ROOT / "results" / "runs")}
+    return {entry.settings: entry for entry in scan(ROOT / "results" / "runs")}
 
 
 def top1(entry, kind, data, **chosen):
     """Of the evaluation with these settings; nothing where there is none."""
     wanted = {"epochs": 100, "holdout": 0, "lr": 1.0} | chosen
     found = [one for one in entry.evaluations if (one["kind"], one["data"]) == (kind, data)]
-    tops = [one["top1"] for one in found if all(one["settings"].get(name, 0) == x for name, x in wanted.items())]
+    tops = [one["top1"] for one in found if all(one.settings.get(name, 0) == x for name, x in wanted.items())]
     assert len(tops) <= 1
     return f"{tops[0]:.2f}" if tops else ""
 

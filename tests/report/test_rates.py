@@ -8,10 +8,9 @@ import pytest
 
 from marginlens.paper import TABLES
 from marginlens.report.gather import gather
-from marginlens.report.others import others_grid
 from marginlens.report.page import page
 from marginlens.report.rates import rates_figure, rates_grid, rates_picture
-from marginlens.report.tables import brief, grids
+from marginlens.report.tables import brief, grids, others_grid
 from marginlens.runs.store import scan
 from tests.report.folders import CONTENT, evaluate, write_run
 

@@ -8,7 +8,7 @@ import pytest
 
 import marginlens as ml
 from marginlens.cli import main
-from marginlens.train.identity import facts, identify, run_name
+from marginlens.runs.config import facts, identify, run_name
 from tests.train.conftest import data_root, interrupted, prepared, whole  # noqa: F401
 
 DATA = "ab" * 32

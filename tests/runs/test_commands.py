@@ -8,9 +8,9 @@ import pytest
 
 import marginlens as ml
 from marginlens.runs import store as stores
-from marginlens.runs.fields import FIELDS
+from marginlens.runs import work
+from marginlens.runs.query import FIELDS
 from marginlens.runs.store import scan
-from marginlens.train import record
 from tests.runs.conftest import content, evaluation, put, records, settings, write
 
 
@@ -347,7 +347,7 @@ def test_what_cannot_be_removed_is_said_and_the_others_are(ask, store, several, 
 
 def test_what_runs_or_is_no_run_is_never_pruned(ask, store, several, spoilt, trained):
     everything = ["--failed", "--interrupted", "--weights", "--yes"]
-    with record.locked(ml.open_run(several[3])), record.locked(trained):
+    with work.locked(ml.open_run(several[3])), work.locked(trained):
         before = content(store)
         code, out, err = ask("runs", "prune", "--runs", store, *everything)
         assert (code, out) == (2, "nothing to remove\n")

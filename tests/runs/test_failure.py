@@ -6,10 +6,9 @@ import time
 import pytest
 
 import marginlens as ml
-from marginlens.data.atomic import DataError
+from marginlens.errors import DataError, Stopped
+from marginlens.runs import work
 from marginlens.runs.store import examine, scan
-from marginlens.train import record
-from marginlens.train.stop import Stopped
 from tests.train.conftest import STEPS, ending_before, launch, settings, wait_for, words
 
 QUIET = {"workers": 0, "checkpoint_seconds": 0, "quiet": True}
@@ -90,8 +89,8 @@ def test_a_disk_that_is_full_hides_nothing(failing, monkeypatch):
         raise OSError(28, "No space left on device")
 
     run = ml.open_run(failing(KeyboardInterrupt()))
-    monkeypatch.setattr(record, "save_json", save)
-    with pytest.raises(Stopped, match="no space left"), record.failures(run, lambda: 3):
+    monkeypatch.setattr(work, "save_json", save)
+    with pytest.raises(Stopped, match="no space left"), work.failures(run, lambda: 3):
         raise Stopped("no space left")
 
 

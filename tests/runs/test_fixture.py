@@ -10,8 +10,8 @@ import pytest
 
 import marginlens as ml
 from marginlens.runs import store
-from marginlens.train.identity import NEUTRAL_EVALUATION, evaluation_name, identify, run_name
-from marginlens.train.restore import fingerprint, load_backbone_of
+from marginlens.runs.config import evaluation_name, identify, run_name
+from marginlens.runs.model import fingerprint, load_backbone_of
 
 HERE = Path(__file__).parents[1] / "fixtures" / "run-0.1"
 NAME = "mocov3-shapes-tiny-emphasis-s2-seed0-87d3e35cfc"
@@ -72,8 +72,7 @@ def test_its_evaluations_are_found_again(old):
     for path in (old.path / "evaluations").iterdir():
         one = json.loads(path.read_text())
         model = ml.Knn if one["kind"] == "knn" else ml.Probe
-        neutral = {n: v for n, v in NEUTRAL_EVALUATION.items() if n in model.model_fields}
-        chosen = model(**(neutral | one["settings"]))
+        chosen = model(**(model.neutral | one["settings"]))
         assert path.name == evaluation_name(one["kind"], one["data"], one["data_fingerprint"], chosen)
 
 

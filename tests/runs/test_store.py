@@ -8,11 +8,11 @@ import time
 import pytest
 
 import marginlens as ml
-from marginlens.data import atomic
-from marginlens.runs import entry as entries
+from marginlens import files
+from marginlens.runs import checkpoint, work
+from marginlens.runs import run as entries
 from marginlens.runs import store as stores
 from marginlens.runs.store import add, drop_weights, evaluation, examine, lookup, remove, scan
-from marginlens.train import checkpoint, record
 from tests.runs.conftest import DATA, content, put, records, settings, write
 from tests.runs.conftest import evaluation as evaluated
 from tests.train.conftest import launch, wait_for, words
@@ -47,7 +47,7 @@ def test_every_state(store, interrupted, trained):
 
 
 def test_a_run_whose_lock_is_held_is_running(trained, store):
-    with record.locked(trained):
+    with work.locked(trained):
         assert states(store) == {trained.path.name: "running"}
     assert states(store) == {trained.path.name: "complete"}
 
@@ -66,7 +66,7 @@ def test_a_run_of_another_process_is_running(store):
 def test_looking_does_not_keep_a_run_from_its_lock(trained, monkeypatch):
     """A look takes the lock for an instant; whoever starts the run at that instant tries again."""
     taken = []
-    honest = record.fcntl.flock
+    honest = work.fcntl.flock
 
     def flock(file, how):
         taken.append(how)
@@ -74,8 +74,8 @@ def test_looking_does_not_keep_a_run_from_its_lock(trained, monkeypatch):
             raise BlockingIOError
         return honest(file, how)
 
-    monkeypatch.setattr(record.fcntl, "flock", flock)
-    with record.locked(trained):
+    monkeypatch.setattr(work.fcntl, "flock", flock)
+    with work.locked(trained):
         pass
     assert len(taken) == 3  # the folder twice, its lock file once
 
@@ -87,20 +87,20 @@ BAD = {
     "a future format": ("config.json", dump({"format": 2, "settings": {}}), "not written by this version"),
     "an unknown setting": (
         "config.json",
-        dump({"format": 1, "settings": {"epcohs": 1}}),
+        dump({"format": 1, "settings": {"epcohs": 1}, "id": "", "data": "", "mean": [0] * 3, "std": [1] * 3}),
         "there is no setting 'epcohs'",
     ),
     "no result": ("result.json", b"", "result.json cannot be read"),
-    "a poor result": ("result.json", b"{}", "result.json lacks epochs, loss, steps"),
+    "a poor result": ("result.json", b"{}", "result.json: epochs is missing"),
     "metrics cut off": ("metrics.jsonl", b'{"epoch": 1, "loss": 1.0}\n{"epoch"', "it has 1 of 2 epochs"),
     "metrics spoilt": ("metrics.jsonl", b'{"epoch": 1\n{"epoch": 2}\n', "metrics.jsonl cannot be read"),
-    "metrics of something else": ("metrics.jsonl", b"1\n2\n", "does not hold an object in each line"),
+    "metrics of something else": ("metrics.jsonl", b"1\n2\n", "metrics.jsonl, line 1 does not hold an object"),
     "starts spoilt": ("environment.jsonl", b"{{\n", "environment.jsonl cannot be read"),
     "an evaluation cut off": ("evaluations/probe-shapes-0.json", b'{"kind": "pro', "cannot be read"),
     "an evaluation of nothing": (
         "evaluations/probe-shapes-0.json",
         b'{"kind": "probe"}',
-        "lacks data, data_fingerprint",
+        "run is missing",
     ),
 }
 
@@ -113,7 +113,7 @@ def test_a_bad_run_is_an_entry_with_a_reason(store, what):
     before = content(store)
     found = {e.name: e for e in scan(store)}
     assert found[good.name].state == "complete"
-    assert (found[bad.name].state, found[bad.name].run) == ("unreadable", None)
+    assert isinstance(found[bad.name], entries.Unreadable)
     assert said in found[bad.name].why
     assert bad.name in found[bad.name].why
     assert "\n" not in found[bad.name].why
@@ -383,7 +383,7 @@ def test_a_run_in_use_or_damaged_is_not_added_to(store):
     chosen = settings()
     _, name = name_of(chosen)
     path = add(records(chosen), store, name)
-    with record.locked(ml.open_run(path)), pytest.raises(ValueError, match="is in use by process"):
+    with work.locked(ml.open_run(path)), pytest.raises(ValueError, match="is in use by process"):
         add(records(chosen, probe=80.0), store, name)
     write(path, {"result.json": b"{"})
     with pytest.raises(ValueError, match=r"is not added: .*result.json cannot be read"):
@@ -400,7 +400,7 @@ def test_cut_off_at_any_file_leaves_no_half_run(store, monkeypatch, there):
     chosen = settings()
     _, name = name_of(chosen)
     first, held = records(chosen, done=1, complete=False, failure="oom"), records(chosen, probe=80.0)
-    honest = atomic.save
+    honest = files.save
     for cut in range(len(held)):
         shutil.rmtree(store)
         store.mkdir()
@@ -415,7 +415,7 @@ def test_cut_off_at_any_file_leaves_no_half_run(store, monkeypatch, there):
             honest(path, written)
 
         with monkeypatch.context() as patch:
-            patch.setattr(atomic, "save", save)
+            patch.setattr(files, "save", save)
             try:
                 add(held, store, name)
             except Cut:
@@ -432,7 +432,7 @@ def test_a_full_disk_is_one_line(store, monkeypatch):
     def save(path, written):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic, "save", save)
+    monkeypatch.setattr(files, "save", save)
     with pytest.raises(ValueError, match=r"is not added: cannot write .*No space left on device"):
         add(records(chosen), store, name_of(chosen)[1])
     assert os.listdir(store) == []
@@ -453,14 +453,14 @@ def test_weights_are_dropped_records_stay(trained):
 def test_weights_that_a_killed_process_left_are_swept(trained):
     held = sum(p.stat().st_size for p in (trained.path / "checkpoints").iterdir())
     (trained.path / "checkpoints").rename(trained.path / ".checkpoints.7-0123abcd")
-    with record.locked(trained), pytest.raises(record.InUse):
+    with work.locked(trained), pytest.raises(work.InUse):
         drop_weights(trained)
     assert drop_weights(trained) == held
     assert not list(trained.path.glob(".checkpoints*"))
 
 
 def test_weights_that_are_needed_are_kept(trained, interrupted, tmp_path):
-    with record.locked(trained), pytest.raises(ValueError, match="is in use by process"):
+    with work.locked(trained), pytest.raises(ValueError, match="is in use by process"):
         drop_weights(trained)
     with pytest.raises(ValueError, match="is not complete: its weights are needed"):
         drop_weights(run := interrupted(3, runs=tmp_path / "cut"))
@@ -499,7 +499,7 @@ def test_what_the_system_does_not_let_go_of_is_one_line(trained, monkeypatch):
             with pytest.raises(ValueError, match=r"is left as it is: it cannot be removed \(Permission denied\)"):
                 act()
     with monkeypatch.context() as patched:
-        patched.setattr(record, "_take", refuse)
+        patched.setattr(work, "_take", refuse)
         for act in (lambda: drop_weights(trained), lambda: remove(found)):
             with pytest.raises(ValueError, match="is left as it is: it cannot be removed"):
                 act()
@@ -538,7 +538,7 @@ def test_removed(store, trained):
     size = found.size_bytes
     # as a process leaves it that is killed meanwhile
     write(store / ".run-0123456789.7-0123abcd.removed", {"config.json": b"{}"})
-    with record.locked(trained):
+    with work.locked(trained):
         with pytest.raises(ValueError, match="is in use by process"):
             remove(found)
         with pytest.raises(ValueError, match="is running, and is left alone"):

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from marginlens.data import shapes, store
-from marginlens.sweep.job import Job, evaluate
-from marginlens.train import checkpoint, files, record
-from marginlens.train.config import Pretrain
-from marginlens.train.feed import open_feed
-from marginlens.train.identity import evaluation_name
+from marginlens.data.feed import open_feed
+from marginlens.runs import checkpoint, records, work
+from marginlens.runs.config import Pretrain, evaluation_name
+from marginlens.sweep.job import Job, wanted
 from tests.train.conftest import REPOSITORY
 
 DEVICE = "CPU, 1 threads"
@@ -42,29 +41,29 @@ def small(**more):
 def job(*transfers, probe=True, **more):
     """A job with a probe and transfers."""
     settings = small(**more)
-    own = [evaluate("probe", settings.data)] if probe else []
-    return Job(settings=settings, evaluations=(*own, *(evaluate("transfer", name) for name in transfers)))
+    own = [wanted("probe", settings.data)] if probe else []
+    return Job(settings=settings, evaluations=(*own, *(wanted("transfer", name) for name in transfers)))
 
 
 def made(done, runs, *, epochs=None, complete=True, weights=True, rate=100.0, probe_seconds=2.0, device=DEVICE, **env):
     """The folder of a job as if it had been run: `epochs` of it, its evaluations, at so many images a second."""
     settings, feed = done.settings, open_feed("shapes", torch.device("cpu"))
-    run = record.make_run(settings, feed, runs)
+    run = work.make_run(settings, feed, runs)
     epochs = settings.epochs if epochs is None else epochs
     now = {"time": "2026-01-01T00:00:00Z", "device": device, "engine": "eager"} | env
     if run.complete:
         epochs, weights = 0, False  # only its evaluations are missing
     else:
-        files.append(run.path / "environment.jsonl", now)
+        records.append(run.path / "environment.jsonl", now)
     for epoch in range(1, epochs + 1):
-        files.append(run.path / "metrics.jsonl", {"epoch": epoch, "step": 2 * epoch, "loss": 1.0})
-        files.append(run.path / "speed.jsonl", {"epoch": epoch, "seconds": TRAIN / rate, "images_per_second": rate})
+        records.append(run.path / "metrics.jsonl", {"epoch": epoch, "step": 2 * epoch, "loss": 1.0})
+        records.append(run.path / "speed.jsonl", {"epoch": epoch, "seconds": TRAIN / rate, "images_per_second": rate})
     if weights:
         tensors = {"losses": torch.zeros(2)}
         facts = {"run": run.id, "metrics": 0, "speed": 0, "seconds": 0.0, "counted": 0}
         checkpoint.write(run.path / "checkpoints", 2 * epochs, tensors, facts)
     if complete and not run.complete:
-        files.save_json(
+        records.save_json(
             run.path / "result.json",
             {"epochs": epochs, "steps": 2 * epochs, "images": TRAIN, "loss": 1.0, "seconds": 1.0},
         )
@@ -74,7 +73,7 @@ def made(done, runs, *, epochs=None, complete=True, weights=True, rate=100.0, pr
             path = run.path / "evaluations" / evaluation_name(one.kind, one.data, feed.fingerprint, settings)
             facts = {"kind": one.kind, "run": run.id, "data": one.data, "data_fingerprint": feed.fingerprint}
             facts |= {"settings": settings.model_dump(mode="json"), "top1": 50.0, "seconds": probe_seconds}
-            files.save_json(path, facts | {"train_images": TRAIN, "test_images": TEST, "environment": now})
+            records.save_json(path, facts | {"train_images": TRAIN, "test_images": TEST, "environment": now})
     return run
 
 
@@ -87,5 +86,5 @@ def command(*words, **more):
 
 def starts(runs):
     """How often each run was begun or gone on with, by its folder."""
-    files = sorted(runs.glob("*/environment.jsonl"))
-    return {path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+    records = sorted(runs.glob("*/environment.jsonl"))
+    return {path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in records}

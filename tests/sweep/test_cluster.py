@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from marginlens.runs import records as files
+from marginlens.runs import work
 from marginlens.runs.store import examine, records, scan
 from marginlens.sweep import cluster
-from marginlens.sweep.child import Outcome
-from marginlens.sweep.job import Where
-from marginlens.sweep.places import Executor
-from marginlens.train import files, record
+from marginlens.sweep.job import Executor, Where
+from marginlens.sweep.pool import Outcome
 from tests.sweep.conftest import job, made
 
 
@@ -75,10 +75,10 @@ def test_what_cannot_be_put_in_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "GRACE", 0.0)
     run = made(job(probe=False), tmp_path / "node")
     there = made(job(probe=False), tmp_path / "home")
-    files.save_json(there.path / "result.json", there.result | {"loss": 2.0})
+    files.save_json(there.path / "result.json", there.result.plain() | {"loss": 2.0})
     found = home(Outcome(1, "stopped", "stopped", 1.0), run, tmp_path / "home")
     assert (found.state, "stopped; and " in found.line, "result.json differs" in found.line) == ("failed", True, True)
-    with record.locked(there):
+    with work.locked(there):
         found = home(Outcome(1, "done", "", 1.0), run, tmp_path / "home")
     assert (found.state, "is in use by process" in found.line) == ("blocked", True)
 

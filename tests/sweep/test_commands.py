@@ -10,12 +10,12 @@ import pytest
 from marginlens.cli import main
 from marginlens.data import shapes, store
 from marginlens.runs.store import examine, scan
-from marginlens.sweep import conduct, local
-from marginlens.sweep.child import Outcome
+from marginlens.runs.work import locked
+from marginlens.sweep import conduct, pool
 from marginlens.sweep.estimate import Estimator
-from marginlens.sweep.places import Executor
+from marginlens.sweep.job import Executor
 from marginlens.sweep.plan import make_plan
-from marginlens.train.record import locked
+from marginlens.sweep.pool import Outcome
 from tests.sweep.conftest import job, made
 
 SWEEP = ("sweep", "--data", "shapes", "--epochs", "2", "--grid", "effect=plain|emphasis(s=5)", "--grid", "seed=0|1")
@@ -49,7 +49,7 @@ def pretend(monkeypatch, tmp_path):
         return list(performed)
 
     pretended.fails, pretended.seconds, pretended.performed = {}, 0.0, performed
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(pool, "run_local", run_local)
     return pretended
 
 
@@ -69,7 +69,7 @@ def test_a_sweep_runs_each_once_seed_by_seed(pretend, capsys):
         "mocov3 shapes emphasis(s=5) seed 1",
     ]
     out = capsys.readouterr().out
-    assert "4 runs: 4 to run; how long it takes is not known" in out
+    assert "4 runs: 4 to run; time unknown" in out
     assert "4 runs done in" in out
     assert pretend(*SWEEP) == []
     assert "4 runs: 4 cached; nothing to do" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_a_transfer_that_is_asked_for_later_follows(pretend, capsys):
     assert [step["evaluations"] for step in found["plan"]] == [["probe", "transfer to shapes"]] * 4
     assert {step["epochs_left"] for step in found["plan"]} == {0}
     assert found["counts"] == {"to run": 4}
-    assert found["estimate_seconds"] > 0
+    assert found["estimate_seconds"] is None  # nothing was probed yet
 
 
 def test_a_dry_run_writes_nothing(pretend, capsys, tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_stop_says_where_and_once_what_is_left(capsys, tmp_path, monkeypatch, 
         assert ending()
         yield Outcome(1, "stopped", line, 1.0)
 
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(pool, "run_local", run_local)
     with pytest.raises(SystemExit) as caught:
         main([*SWEEP[:-4], "--grid", "seed=0|1|2"])
     assert caught.value.code == 130
@@ -228,7 +228,7 @@ def test_a_crash_is_recorded_in_the_run_s_folder(pretend, capsys, tmp_path, monk
         made(steps[0].job, tmp_path / "runs", epochs=1, complete=False)
         yield Outcome(1, "failed", "its process was ended by SIGKILL", 1.0, crashed=True)
 
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(pool, "run_local", run_local)
     refused(capsys, *SWEEP[:-4], "--grid", "seed=0", code=1)
     (entry,) = scan(tmp_path / "runs")
     assert (entry.state, entry.why) == ("failed", "its process was ended by SIGKILL")
@@ -266,7 +266,7 @@ def test_a_run_that_stays_in_use_is_said_and_has_not_failed(pretend, capsys, tmp
         yield Outcome(1, "done", "by another process", 0.0, str(path))
         yield Outcome(2, "blocked", "x is in use by process 7; wait for it, or stop it first", 0.0)
 
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(pool, "run_local", run_local)
     with pytest.raises(SystemExit) as caught:
         main([*SWEEP[:-1], "seed=0", "--json"])
     assert caught.value.code == 2
@@ -295,7 +295,7 @@ def test_weights_of_what_was_done_before_go_too(pretend, capsys, tmp_path):
     pretend(*one, "--records-only", "--dry-run")
     assert [entry.weights for entry in scan(tmp_path / "runs")] == [True, True]
     capsys.readouterr()
-    with locked(second.run):
+    with locked(second):
         pretend(*one, "--records-only")
     err = capsys.readouterr().err
     assert "[1] was done before: its weights are removed, " in err
@@ -486,7 +486,7 @@ def test_names_are_no_markup(pretend, capsys, tmp_path, monkeypatch):
         say("[1] [/b] [red]of :smile: \x1b[31m")
         yield Outcome(1, "failed", "no [/b] [red] :smile: \x1b[31m", 1.0)
 
-    monkeypatch.setattr(local, "run_local", run_local)
+    monkeypatch.setattr(pool, "run_local", run_local)
     with pytest.raises(SystemExit):
         main([*SWEEP[:-5], "1", "--no-probe", "--data", odd, "--encoder", "tiny", "--batch", "64", "--grid", "seed=0"])
     out, err = capsys.readouterr()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from marginlens.runs.config import Pretrain
 from marginlens.sweep import grid
-from marginlens.train.config import Pretrain
 
 
 def test_every_combination_once():

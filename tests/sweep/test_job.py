@@ -2,10 +2,11 @@
 
 import pytest
 
-from marginlens.runs.store import drop_weights, examine
+from marginlens.errors import Stopped
+from marginlens.runs import records, work
+from marginlens.runs.run import examine, open_run
+from marginlens.runs.store import drop_weights
 from marginlens.sweep import job as jobs
-from marginlens.train import files, record
-from marginlens.train.stop import Stopped
 from tests.sweep.conftest import job, made
 
 
@@ -17,18 +18,17 @@ def parts(monkeypatch, tmp_path):
 
     def pretrain(settings, **more):
         run = made(done.model_copy(update={"evaluations": ()}), tmp_path)
-        with record.locked(run):
+        with work.locked(run):
             seen.append("pretrain")
         return run
 
     def evaluation(run, *more, **where):
         seen.append(examine(run.path).state)
-        with record.locked(run):
+        with work.locked(run):
             pass
 
     monkeypatch.setattr(jobs.training, "pretrain", pretrain)
-    monkeypatch.setattr(jobs.probing, "probe", evaluation)
-    monkeypatch.setattr(jobs.probing, "transfer", evaluation)
+    monkeypatch.setattr(jobs, "evaluate", evaluation)
     return done, seen
 
 
@@ -51,10 +51,9 @@ def test_a_job_is_done_though_its_weights_stay(parts, tmp_path, monkeypatch, cap
 
 def test_each_part_is_told_its_rates(parts, tmp_path, monkeypatch):
     told = []
-    for kind in ("probe", "transfer"):
-        monkeypatch.setattr(jobs.probing, kind, lambda run, *more, beside, **where: told.append(beside))
-    jobs.perform(parts[0].with_rates((3.0, 10.0)), jobs.Where(runs=str(tmp_path)))
-    assert told == [(3.0, 10.0)] * 2
+    monkeypatch.setattr(jobs, "evaluate", lambda run, kind, *more, beside, **where: told.append((kind, beside)))
+    jobs.perform(parts[0].with_more(("knn", "probe"), (3.0, 10.0)), jobs.Where(runs=str(tmp_path)))
+    assert told == [("probe", (3.0, 10.0)), ("transfer", (3.0, 10.0)), ("knn", ())]
 
 
 def test_it_is_let_go_however_a_job_ends(parts, tmp_path):
@@ -62,15 +61,15 @@ def test_it_is_let_go_however_a_job_ends(parts, tmp_path):
         jobs.perform(parts[0], jobs.Where(runs=str(tmp_path)), lambda: True)
     (path,) = tmp_path.iterdir()
     assert examine(path).state == "complete"
-    assert drop_weights(record.open_run(path)) > 0
+    assert drop_weights(open_run(path)) > 0
 
 
 def test_a_crash_is_not_noted_of_a_run_that_goes_on_or_is_complete(tmp_path):
     cut, done = made(job(), tmp_path, epochs=1, complete=False), made(job(seed=1), tmp_path)
     jobs.note_crash(done, "killed")
-    with record.locked(cut):
+    with work.locked(cut):
         jobs.note_crash(cut, "killed")
     assert not list(tmp_path.glob("*/failure.json"))
     jobs.note_crash(cut, "killed")
-    assert files.read_json(cut.path / "failure.json")["step"] == 2
+    assert records.read_json(cut.path / "failure.json")["step"] == 2
     assert (examine(cut.path).state, examine(cut.path).why) == ("failed", "killed")

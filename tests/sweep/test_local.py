@@ -16,11 +16,12 @@ import torch
 import marginlens
 from marginlens.data import shapes, store
 from marginlens.nets import fast
+from marginlens.runs import work
+from marginlens.runs.run import open_run
 from marginlens.runs.store import scan
-from marginlens.sweep import child, local, plan, worker
-from marginlens.sweep.job import Job, Where, evaluate
-from marginlens.train import record
-from marginlens.train.record import locked, open_run
+from marginlens.runs.work import locked
+from marginlens.sweep import plan, pool, worker
+from marginlens.sweep.job import Job, Where, wanted
 from tests.sweep.conftest import job, made, small
 from tests.train.conftest import wait_for
 
@@ -63,14 +64,14 @@ FINE, CRASHES, SILENT, FULL, HANGS, WAITS, LOCKED = 0.5, 1.0, 2.0, 3.0, 4.0, 5.0
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     """Steps whose worker does what `tau` says; returns the executor and what was said."""
-    monkeypatch.setattr(child, "WORKER", (sys.executable, "-S", "-E", "-c", FAKE))
+    monkeypatch.setattr(pool, "WORKER", (sys.executable, "-S", "-E", "-c", FAKE))
     lines = []
 
     def run(*kinds, at_once=1, ending=lambda: False, grace=60.0):
         jobs = [job(seed=i, tau=kind) for i, kind in enumerate(kinds)]
         steps = plan.make_plan(jobs, tmp_path / "none", {})
-        slots = [local.Slot("cpu", {})] * at_once
-        return local.run_local(steps, Where(runs=str(tmp_path)), slots, ending, lines.append, grace)
+        slots = [pool.Slot("cpu", {})] * at_once
+        return pool.run_local(steps, Where(runs=str(tmp_path)), slots, ending, lines.append, grace)
 
     run.lines = lines
     run.log = lambda: [line.split() for line in (tmp_path / "log").read_text().splitlines()]
@@ -110,14 +111,14 @@ def test_a_slot_keeps_its_worker_to_itself(fake):
 
 def test_what_a_worker_says_is_of_the_job_that_it_is_at(fake, monkeypatch):
     """Also what it says just before its answer: here all of it comes between two looks at its pipes."""
-    honest = child._available
+    honest = pool._available
 
     def slow(end):
         found = honest(end)
         time.sleep(0.3)
         return found
 
-    monkeypatch.setattr(child, "_available", slow)
+    monkeypatch.setattr(pool, "_available", slow)
     list(fake(FINE, FINE, FINE))
     for number in (1, 2, 3):
         said = [line.partition(" ")[2] for line in fake.lines if line.startswith(f"[{number}] ")]
@@ -159,7 +160,7 @@ def test_one_in_use_comes_last(fake):
 
 
 def test_two_in_use_come_last_though_both_were_found_at_once(fake, monkeypatch):
-    monkeypatch.setattr(child, "WORKER", (*child.WORKER[:-1], FAKE.replace("time.sleep(0.2)", "time.sleep(1)")))
+    monkeypatch.setattr(pool, "WORKER", (*pool.WORKER[:-1], FAKE.replace("time.sleep(0.2)", "time.sleep(1)")))
     found = list(fake(LOCKED, LOCKED, FINE, at_once=2))
     assert (found[0].number, {o.state for o in found}) == (3, {"done"})
     log = [(what, seed) for what, seed, _ in fake.log()]
@@ -169,7 +170,7 @@ def test_two_in_use_come_last_though_both_were_found_at_once(fake, monkeypatch):
 def test_one_that_another_process_did_meanwhile_is_done(fake, tmp_path):
     run = made(job(seed=0, tau=LOCKED), tmp_path)
     first, last = fake(LOCKED, FINE)
-    assert (first.number, last) == (2, child.Outcome(1, "done", "by another process", 0.0, str(run.path)))
+    assert (first.number, last) == (2, pool.Outcome(1, "done", "by another process", 0.0, str(run.path)))
     assert sum(what == "begin" and seed == "0" for what, seed, _ in fake.log()) == 1
 
 
@@ -224,12 +225,12 @@ def test_whatever_ends_the_parent_ends_a_worker_that_waits(fake):
     assert not alive(pid)
 
 
-@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("before", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_ends_when_its_parent_is_gone(tmp_path, before):
     """The real one: all of its pipes break, as they do when the parent is killed, and it writes a checkpoint."""
     where, long = Where(runs=str(tmp_path), device="cpu"), job(epochs=500, seed=7)
     first = job(epochs=1, probe=False) if before else long
-    orphan = child.Child(1, first, where, {"OMP_NUM_THREADS": "1"}, again=True)
+    orphan = pool.Child(1, first, where, {"OMP_NUM_THREADS": "1"}, again=True)
     if before:
         wait_for(lambda: (orphan.lines(), orphan.free)[1])
         assert orphan.outcome().state == "done"
@@ -247,14 +248,15 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path, before):
     assert entry.epochs_done > 1
 
 
+@pytest.mark.slow
 def test_jobs_in_one_process_end_as_in_a_process_each(tmp_path):
     """Bit for bit: weights, metrics and what was measured. A job's parts are named, and nothing of the one before."""
-    evaluations = (evaluate("probe", "shapes", 2), evaluate("transfer", "shapes", 3))
+    evaluations = (wanted("probe", "shapes", 2), wanted("transfer", "shapes", 3))
     ways = {"effect": "emphasis(s=5)", "seed": 3, "method": "simclr"}, {"seed": 4}, {"seed": 4, "method": "byol"}
     jobs = [Job(settings=small(**way), evaluations=evaluations) for way in ways]
     lines, own = [], {"OMP_NUM_THREADS": "1"}
     steps, where = plan.make_plan(jobs, tmp_path / "one", {}), Where(runs=str(tmp_path / "one"), device="cpu")
-    found = list(local.run_local(steps, where, [local.Slot("cpu", own)], lambda: False, lines.append))
+    found = list(pool.run_local(steps, where, [pool.Slot("cpu", own)], lambda: False, lines.append))
     assert [o.state for o in found] == ["done"] * 3
     folders = [Path(o.run) for o in found]
     assert len({(folder / "lock").read_text() for folder in folders}) == 1  # which names the process
@@ -263,7 +265,7 @@ def test_jobs_in_one_process_end_as_in_a_process_each(tmp_path):
         assert [part for part in said if part in NAMED] == [NAMED[0]] * 2 + [NAMED[1]] * 2 + [NAMED[2]] * 3
     alone = where.model_copy(update={"runs": str(tmp_path / "each")})
     for some, folder in list(zip(jobs, folders, strict=True))[1:]:  # the first had a new process anyway
-        other = child.Child(1, some, alone, own)
+        other = pool.Child(1, some, alone, own)
         wait_for(lambda: other.ended)
         assert other.lines()
         assert other.outcome().state == "done"
@@ -290,14 +292,14 @@ def test_a_job_leaves_nothing_behind(tmp_path):
         assert worker._let_go()
         held = [x.nbytes for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
         flags = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled()
-        kept = fast.on(), record._KEPT.get(), torch.get_num_threads(), torch.get_default_dtype(), *flags
+        kept = fast.on(), work._KEPT.get(), torch.get_num_threads(), torch.get_default_dtype(), *flags
         signals = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         random = torch.get_rng_state().tolist()
         return sorted(os.listdir("/proc/self/fd")), sum(held), kept, signals, random, dict(os.environ), os.getcwd()
 
     found = []
     for seed in (0, 1):
-        some = Job(settings=small(seed=seed, epochs=1), evaluations=(evaluate("probe", "shapes", 1),))
+        some = Job(settings=small(seed=seed, epochs=1), evaluations=(wanted("probe", "shapes", 1),))
         request = {"version": marginlens.__version__, "job": some.model_dump(mode="json")}
         where = Where(runs=str(tmp_path), device="cpu").model_dump(mode="json")
         assert worker._perform(request | {"where": where}, threading.Event())["code"] == 0
@@ -343,7 +345,7 @@ def test_a_process_whose_gpu_is_broken_does_no_other_job(monkeypatch):
 
 
 def test_a_worker_names_what_it_is_at(tmp_path):
-    real = child.Child(1, job("shapes"), Where(runs=str(tmp_path), device="cpu"), {"OMP_NUM_THREADS": "1"})
+    real = pool.Child(1, job("shapes"), Where(runs=str(tmp_path), device="cpu"), {"OMP_NUM_THREADS": "1"})
     wait_for(lambda: real.ended)
     said = [line.partition("  ")[0] for line in real.lines()]
     assert real.outcome().state == "done"
@@ -385,28 +387,28 @@ def test_a_worker_whose_run_is_in_use_says_so(tmp_path):
 
 
 def test_slots(monkeypatch):
-    assert [s.environment for s in local.make_slots("cpu", at_once=3)] == [{"OMP_NUM_THREADS": "1"}] * 3
-    assert local.device_name(local.make_slots("cpu")) == "CPU, 1 threads"
+    assert [s.environment for s in pool.make_slots("cpu", at_once=3)] == [{"OMP_NUM_THREADS": "1"}] * 3
+    assert pool.device_name(pool.make_slots("cpu")) == "CPU, 1 threads"
     with pytest.raises(ValueError, match="give --at-once"):
-        local.make_slots("cpu", per_gpu=2)
+        pool.make_slots("cpu", per_gpu=2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    gpus = [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("auto", per_gpu=2)]
+    gpus = [s.environment["CUDA_VISIBLE_DEVICES"] for s in pool.make_slots("auto", per_gpu=2)]
     assert gpus == ["0", "1", "0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda")] == ["4", "7"]
-    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in local.make_slots("cuda:1")] == ["7"]
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in pool.make_slots("cuda")] == ["4", "7"]
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in pool.make_slots("cuda:1")] == ["7"]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: ("NVIDIA A", "NVIDIA B")[index])
-    assert [local.device_name(local.make_slots(name)) for name in ("cuda:1", "cuda", "cuda:0")] == [
+    assert [pool.device_name(pool.make_slots(name)) for name in ("cuda:1", "cuda", "cuda:0")] == [
         "NVIDIA B", "NVIDIA A", "NVIDIA A"
     ]  # fmt: skip
     with pytest.raises(ValueError, match="give --per-gpu"):
-        local.make_slots("cuda", at_once=2)
+        pool.make_slots("cuda", at_once=2)
     with pytest.raises(ValueError, match="2 CUDA devices are here"):
-        local.make_slots("cuda:2")
+        pool.make_slots("cuda:2")
 
 
 def test_a_signal_that_is_not_sigkill_is_named(fake, monkeypatch):
-    monkeypatch.setattr(child, "WORKER", (sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 11)"))
+    monkeypatch.setattr(pool, "WORKER", (sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 11)"))
     (found,) = list(fake(FINE))
     assert f"ended by {signal.Signals(11).name};" in found.line

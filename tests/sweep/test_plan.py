@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from marginlens.data.sources import SOURCES
+from marginlens.runs.records import read_json, save_json
 from marginlens.runs.store import scan
+from marginlens.runs.work import locked
 from marginlens.sweep import plan
 from marginlens.sweep.job import merge
-from marginlens.train.files import read_json, save_json
-from marginlens.train.record import locked
 from tests.sweep.conftest import job, made
 
 
@@ -69,13 +69,13 @@ def test_rates_beside_a_probe_are_part_of_it(tmp_path):
     here, gone = job("shapes"), job("shapes", seed=1)
     made(here, tmp_path)
     run = made(gone, tmp_path, weights=False)
-    asked = [one.with_rates((3.0, 10.0)) for one in (here, gone)]
+    asked = [one.with_more((), (3.0, 10.0)) for one in (here, gone)]
     steps = planned(asked, tmp_path)
     assert states(steps) == ["to run", "blocked"]
     assert [step.follows for step in steps] == ["probe, transfer to shapes"] * 2
     rates = "at a learning rate of 3, 10"
     assert f"it lacks probe {rates}, transfer to shapes {rates}, and its weights are gone" in steps[1].why
-    made(gone.with_rates((3.0,)), tmp_path)
+    made(gone.with_more((), (3.0,)), tmp_path)
     assert "it lacks probe at a learning rate of 10," in planned(asked, tmp_path)[1].why
     made(asked[1], tmp_path)
     assert states(planned(asked, tmp_path)) == ["to run", "cached"]
@@ -91,12 +91,12 @@ def test_a_rate_at_which_a_layer_was_lost_is_done_and_the_probe_s_own_is_not(tmp
             else:
                 path.unlink()
 
-    asked = job().with_rates((3.0, 1e9))
+    asked = job().with_more((), (3.0, 1e9))
     own = asked.evaluations[0].settings.lr
     run = made(asked, tmp_path)
     told(run, own, [3.0, 1e9])
     assert states(planned([asked], tmp_path)) == ["cached"]
-    assert planned([job().with_rates((4.0,))], tmp_path)[0].state == "to run"
+    assert planned([job().with_more((), (4.0,))], tmp_path)[0].state == "to run"
     made(asked, tmp_path)
     told(run, 3.0, [own, 1e9])
     assert states(planned([asked], tmp_path)) == ["to run"]
@@ -174,7 +174,7 @@ def test_other_data_of_the_same_name_are_another_run(tmp_path):
 def test_transfer_data_that_changed_are_measured_again(tmp_path):
     path = made(job("shapes"), tmp_path).path
     (one,) = path.glob("evaluations/transfer-*")
-    one.write_text(one.read_text().replace(scan(tmp_path)[0].run.data, "0" * 64))
+    one.write_text(one.read_text().replace(scan(tmp_path)[0].data, "0" * 64))
     (step,) = planned([job("shapes")], tmp_path)
     assert (step.state, step.follows) == ("to run", "transfer to shapes")
 

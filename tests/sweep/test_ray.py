@@ -78,6 +78,7 @@ def gone(pid):
     return not status.exists() or status.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_a_node_dies_and_every_run_completes_once(cluster, tmp_path):
     runs = tmp_path / "runs"
     seeds = ("--grid", "seed=" + "|".join(map(str, range(RUNS))), "--probe-epochs", 1, "--cpus-per-run", 2)

@@ -27,6 +27,7 @@ def under_way(runs, complete):
     return going if sum(e.state == "complete" for e in found) >= complete else []
 
 
+@pytest.mark.slow
 def test_nothing_is_repeated(tmp_path):
     runs = tmp_path / "runs"
     words = (*WORDS, "--runs", runs, "--json")

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marginlens.sweep import child, cluster, scratch
-from marginlens.sweep.job import Where
-from marginlens.sweep.places import Executor
+from marginlens.sweep import cluster, pool, scratch
+from marginlens.sweep.job import Executor, Where
 from tests.sweep.conftest import job
 from tests.train.conftest import launch, wait_for
 
@@ -190,11 +189,11 @@ def test_what_another_user_left_stays(root, monkeypatch):
 
 PARENT = """
 import sys, time
-from marginlens.sweep import child, scratch
+from marginlens.sweep import pool, scratch
 from marginlens.sweep.job import Job, Where
 with scratch.make() as folder:
     job = Job.model_validate_json(sys.argv[1])
-    worker = child.Child(1, job, Where(runs=str(folder), device="cpu"), {"OMP_NUM_THREADS": "1"})
+    worker = pool.Child(1, job, Where(runs=str(folder), device="cpu"), {"OMP_NUM_THREADS": "1"})
     print(worker.process.pid, flush=True)
     time.sleep(600)
 """
@@ -228,7 +227,7 @@ def test_a_worker_whose_parent_is_gone_removes_its_folder(root):
 def test_a_worker_that_was_asked_to_end_leaves_its_folder_to_its_parent(root):
     with scratch.make() as folder:
         where = Where(runs=str(folder), device="cpu")
-        one = child.Child(1, job(epochs=5000, probe=False), where, {"OMP_NUM_THREADS": "1"})
+        one = pool.Child(1, job(epochs=5000, probe=False), where, {"OMP_NUM_THREADS": "1"})
         wait_for(lambda: list(folder.glob("*/metrics.jsonl")))
         one.ask()
         wait_for(lambda: (one.lines(), one.ended)[1])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from marginlens.train import checkpoint
-from marginlens.train.checkpoint import Damaged
+from marginlens.runs import checkpoint
+from marginlens.runs.checkpoint import Damaged
 from tests.train.conftest import small_files, snapshot
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -11,8 +11,11 @@ import pytest
 import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import store
-from marginlens.train import commands, embed
+from marginlens.runs import export
+from marginlens.runs.records import Evaluation
+from marginlens.train import commands
 from tests.data.conftest import jpeg
+from tests.runs.conftest import evaluation as evaluated
 from tests.train.conftest import SMALL, resume, settings, snapshot, words
 
 
@@ -51,7 +54,7 @@ def test_from_images_to_an_accuracy(capsys, tmp_path, monkeypatch):
     (kept,) = (p for p in Path(folder, "evaluations").glob("knn-*") if '"k": 200' in p.read_text())
     kept.write_text(re.sub(r'\s*"neighbours": 32,', "", kept.read_text()))  # as the first runs wrote it
     assert "vote" not in run(capsys, "knn", folder).out
-    assert "transfer on little" in run(capsys, "transfer", folder, "--to", "little", "--epochs", 1).out
+    assert "transfer to little" in run(capsys, "transfer", folder, "--to", "little", "--epochs", 1).out
     assert "32 x 128 features" in run(capsys, "embed", folder, "--data", "little", "--out", "f.safetensors").out
     assert "backbone.md" in run(capsys, "export", folder, "--out", "backbone.safetensors").out
     kinds = {(e["kind"], e["settings"]["holdout"]) for e in ml.open_run(folder).evaluations}
@@ -120,6 +123,7 @@ def test_an_effect_without_numbers_is_noted(capsys, tmp_path):
     assert "note:" not in run(capsys, *words(effect="margin(m1=0.1)", epochs=1, runs=tmp_path)).err
 
 
+@pytest.mark.slow
 def test_shapes_has_a_probe_of_its_own(capsys, shapes, tmp_path):
     short = ml.pretrain(ml.Pretrain(data="shapes", limit=64, epochs=1), runs=tmp_path, quiet=True)
     printed = json.loads(run(capsys, "probe", short.path, "--print-config", "--lr", "0.1").out)
@@ -221,9 +225,9 @@ def test_a_complete_run_is_left_alone(capsys, tmp_path):
 
 @pytest.mark.parametrize("told", [{"classes": 10}, {}], ids=["its classes", "as the first records were"])
 def test_a_probe_that_diverged_is_marked_wherever_it_is_shown(told):
-    known = {"epochs": 1, "lr": 3.0, "holdout": 0}
+    known = evaluated("probe", 12.0, epochs=1, lr=3.0) | {"data": "cifar10"} | told
     for loss, lost in ((9.9, True), (1.0, False)):
-        found = {"kind": "probe", "data": "cifar10", "top1": 12.0, "loss": loss, "settings": known} | told
+        found = known | {"loss": loss}
         assert ("diverged" in commands._accuracy(found)) is lost
-        assert ("diverged" in embed._how(found)) is lost
-        assert "1 epoch at learning rate 3" in embed._how(found)
+        assert ("diverged" in export._how(Evaluation.model_validate(found))) is lost
+        assert "1 epoch at learning rate 3" in export._how(Evaluation.model_validate(found))

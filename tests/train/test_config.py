@@ -9,13 +9,16 @@ from pydantic import ValidationError
 from torch import nn
 
 import marginlens as ml
+from marginlens.data.sources import recipes
+from marginlens.evals.knn import Knn
+from marginlens.evals.probe import Probe
 from marginlens.methods import METHODS
-from marginlens.train.config import METHOD_SETTINGS, RECIPES, Knn, Pretrain, Probe, build, takes
-from marginlens.train.identity import facts
-from marginlens.train.model import make_method
-from marginlens.train.options import read_config, settle, show
-from marginlens.train.places import PretrainPlace
-from marginlens.train.record import open_run
+from marginlens.options import read_config, settle, show
+from marginlens.runs.config import METHOD_SETTINGS, Pretrain, facts, takes
+from marginlens.runs.model import make_method
+from marginlens.runs.run import open_run
+from marginlens.settings import build
+from marginlens.train.commands import PretrainPlace
 
 
 def test_the_recipe_of_the_paper():
@@ -39,7 +42,7 @@ def test_the_recipe_of_the_paper():
     assert Knn().k == 200
 
 
-@pytest.mark.parametrize("data", RECIPES)
+@pytest.mark.parametrize("data", recipes("pretrain"))
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(data, method):
     own = Pretrain(data=data, method=method, lr=0.123, batch=77, hidden=5, epochs=8)
@@ -47,7 +50,7 @@ def test_what_is_given_wins_over_the_recipe_and_what_is_printed_is_what_runs(dat
         0.123,
         77,
         5,
-        min(own.epochs // 4, 2, RECIPES[data].get("warmup", 5)),
+        min(own.epochs // 4, 2, recipes("pretrain")[data].get("warmup", 5)),
     )
     again = build(Pretrain, json.loads(json.dumps(own.model_dump(mode="json"))))
     assert again == own
@@ -193,7 +196,7 @@ def test_a_file_then_the_command_line_then_the_recipe(tmp_path):
 
 
 def test_a_run_s_own_configuration_is_a_file_too(whole):
-    assert build(Pretrain, read_config(whole.path / "config.json")) == whole.settings
+    assert build(Pretrain, read_config(whole.path / "config.json", [Pretrain])) == whole.settings
 
 
 def test_what_an_older_run_did_not_know_yet_is_not_today_s_recipe(whole, tmp_path):
@@ -202,7 +205,7 @@ def test_what_an_older_run_did_not_know_yet_is_not_today_s_recipe(whole, tmp_pat
     recipe = older["settings"] | {"data": "cifar100", "encoder": "resnet18"}
     older["settings"] = {name: value for name, value in recipe.items() if name not in ("predictor_bn", "bn_splits")}
     (tmp_path / "config.json").write_text(json.dumps(older))
-    read = build(Pretrain, read_config(tmp_path / "config.json"))
+    read = build(Pretrain, read_config(tmp_path / "config.json", [Pretrain]))
     assert (read.method, read.predictor_bn, read.bn_splits) == ("mocov3", False, 1)
 
 
@@ -210,7 +213,7 @@ def test_every_committed_run_s_configuration_is_that_run():
     records = sorted((Path(__file__).parents[2] / "results" / "runs").glob("*/config.json"))
     assert len(records) > 30
     for path in records:
-        assert build(Pretrain, read_config(path)) == open_run(path.parent).settings
+        assert build(Pretrain, read_config(path, [Pretrain])) == open_run(path.parent).settings
 
 
 BROKEN = {

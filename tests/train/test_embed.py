@@ -11,12 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import marginlens as ml
+from marginlens.data.feed import Files, open_feed
 from marginlens.data.images import decode
+from marginlens.devices import placed
+from marginlens.evals.features import features, plain_images
 from marginlens.nets import encoder, load_backbone
-from marginlens.train.features import features, plain_images
-from marginlens.train.feed import Files, open_feed
-from marginlens.train.model import placed
-from marginlens.train.restore import load_backbone_of
+from marginlens.runs.model import load_backbone_of
 from tests.data.conftest import jpeg, tree_of_jpegs
 from tests.train.conftest import settings
 
@@ -70,7 +70,7 @@ def test_what_has_no_card_is_not_exported(whole, tmp_path):
     copied = shutil.copytree(whole.path, tmp_path / "copy")
     (copied / "evaluations").mkdir(exist_ok=True)
     (copied / "evaluations" / "knn-spoilt.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"knn-spoilt\.json lacks .*; remove that file, and evaluate again"):
+    with pytest.raises(ValueError, match=r"knn-spoilt\.json: kind is missing.*; remove that file, and evaluate again"):
         ml.export(copied, tmp_path / "backbone.safetensors")
     assert not list(tmp_path.glob("backbone*"))
 

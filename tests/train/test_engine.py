@@ -12,29 +12,31 @@ import torch
 import marginlens as ml
 from marginlens import kernels
 from marginlens.data import draw
+from marginlens.data.feed import open_feed
 from marginlens.data.views import make_view
+from marginlens.errors import Stopped
 from marginlens.methods import METHODS
-from marginlens.methods.graphs import unmarked
+from marginlens.methods.protocol import unmarked
 from marginlens.nets.resnet import encoder
-from marginlens.train import engine, files, record
-from marginlens.train.feed import open_feed
+from marginlens.runs import work
+from marginlens.train import engine
 from marginlens.train.pretrain import start
-from marginlens.train.stop import Stopped
 from marginlens.train.trainer import check_data, state
+from tests.records import json_lines
 from tests.train.conftest import settings
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 CASES = [
     ("mocov3", {}),
-    ("mocov3", {"bn_splits": 2, "predictor_bn": True}),
     # slow in the interpreter; tests/gpu has the same on a GPU
+    SLOW("mocov3", {"bn_splits": 2, "predictor_bn": True}),
     SLOW("byol", {"effect": "margin(m1=0.2)"}),
     SLOW("mocov3", {"clip": 0.3, "decay_all": False, "weight_decay": 0.05, "ema_schedule": "cosine"}),
     # a fifth of the others' rate, for its gradients are five times as large
     SLOW(
         "mocov3", {"effect": "emphasis(s=5, c=2.5) * ratio(m1=0.4)", "symmetric": True, "two_tau": True, "lr": 0.0002}
     ),
-    ("simclr", {"effect": "margin(m1=0.2, m2=0.1)", "bias": False, "momentum": 0.0}),
+    SLOW("simclr", {"effect": "margin(m1=0.2, m2=0.1)", "bias": False, "momentum": 0.0}),
 ]
 
 
@@ -46,7 +48,7 @@ def trainer_of(runs, **more):
     # little steps on images that are not too small: otherwise a float32 rounding is a tenth of the way after two steps
     asked = settings(**({"lr": 0.001, "size": 16, "warmup": 0} | more))
     feed = open_feed("little", torch.device("cpu"))
-    return start(record.make_run(asked, feed, runs), feed, check_data(asked, feed))
+    return start(work.make_run(asked, feed, runs), feed, check_data(asked, feed))
 
 
 def take(which, trainer, count):
@@ -90,6 +92,7 @@ def test_whole_step_is_the_plain_step(tmp_path, method, more):
     pytest.fail(f"apart: {found}")
 
 
+@pytest.mark.slow
 def test_every_step_sees_its_own_views(tmp_path):
     trainer = trainer_of(tmp_path, seed=7, limit=16, size=8)
     whole = engine.Graph(trainer, captured=False)
@@ -105,6 +108,7 @@ def test_every_step_sees_its_own_views(tmp_path):
     assert len({x.numpy().tobytes() for x in seen}) == 4
 
 
+@pytest.mark.slow
 def test_effects_numbers_are_read_anew(tmp_path):
     trainer = trainer_of(tmp_path, effect="emphasis(s=2)", lr=0.0, ema=1.0)
     whole = engine.Graph(trainer, captured=False)
@@ -186,7 +190,7 @@ def test_obstacles(monkeypatch):
 def test_what_was_chosen_is_said_and_recorded(capsys, tmp_path):
     run = ml.pretrain(settings(epochs=1), runs=tmp_path)
     assert "engine: eager (a cpu has no graphs)" in capsys.readouterr().err
-    line = files.lines(run.path / "environment.jsonl")[0]
+    line = json_lines(run.path / "environment.jsonl")[0]
     assert (line["engine"], line["engine_about"]) == ("eager", "eager (a cpu has no graphs)")
 
 

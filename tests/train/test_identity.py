@@ -11,12 +11,13 @@ from pydantic import Field
 from safetensors.torch import save_file
 
 import marginlens as ml
+from marginlens.devices import seeded
 from marginlens.nets.resnet import encoder
-from marginlens.train import identity, record
-from marginlens.train.config import Pretrain, build
-from marginlens.train.identity import NEUTRAL, facts, identify, run_name
-from marginlens.train.model import seeded
-from marginlens.train.places import PretrainPlace
+from marginlens.runs import config
+from marginlens.runs import run as record
+from marginlens.runs.config import NEUTRAL, Pretrain, facts, identify, run_name
+from marginlens.settings import build
+from marginlens.train.commands import PretrainPlace
 from tests.train.conftest import settings
 
 DATA = "0123456789abcdef" * 4
@@ -118,7 +119,7 @@ def test_simclr_has_no_momentum_of_a_teacher():
 def test_the_data_and_the_numerics_count(monkeypatch):
     one = identify(fixed(), DATA)
     assert identify(fixed(), DATA.replace("0", "1")) != one
-    monkeypatch.setattr(identity, "NUMERICS", identity.NUMERICS + 1)
+    monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
     assert identify(fixed(), DATA) != one
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import marginlens as ml
-from marginlens.train.feed import open_feed
-from marginlens.train.model import make_encoder
-from marginlens.train.probe import linear_probe
-from marginlens.train.progress import Display
+from marginlens.data.feed import open_feed
+from marginlens.evals import Task
+from marginlens.evals.probe import measure
+from marginlens.output import Display
+from marginlens.runs.model import make_encoder
 
 PROBE = ml.Probe(epochs=15, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
 EPOCHS = {"mocov3": 12, "simclr": 8, "byol": 30}
@@ -20,7 +21,7 @@ def test_pre_training_beats_a_random_encoder_by_25_points(method, tmp_path, shap
     settings = ml.Pretrain(method=method, data="shapes", epochs=EPOCHS[method])
     feed = open_feed("shapes", torch.device("cpu"))
     display = Display("", quiet=True)
-    random = linear_probe(make_encoder(settings), feed, PROBE, settings.size, torch.float32, display)["top1"]
+    random = measure(Task(make_encoder(settings), feed, settings.size, torch.float32, display), [PROBE])[PROBE]["top1"]
     run = ml.pretrain(settings, runs=tmp_path, knn_every=0, quiet=True)
     learned = ml.probe(run, PROBE, quiet=True)["top1"]
     print(f"{method}: random {random:.1f} %, after {EPOCHS[method]} epochs {learned:.1f} %")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from marginlens.train.config import Probe
-from marginlens.train.linear import Linear
+from marginlens.evals.linear import Linear
+from marginlens.evals.probe import Probe
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -5,12 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 import marginlens as ml
-from marginlens.train import engine, files, record
-from marginlens.train.stop import Stopped
+from marginlens.errors import Stopped
+from marginlens.evals import probe
+from marginlens.runs import records
+from marginlens.runs import work as record
+from marginlens.train import engine
 from tests.train.conftest import launch, resume, settings, snapshot, wait_for, words
 
 LONG = {"epochs": 8}
@@ -157,17 +161,14 @@ def test_a_lock_that_is_none(tmp_path, kind, whole):
 def test_a_folder_that_is_gone_when_a_probe_ends(tmp_path, monkeypatch, whole):
     run = ml.open_run(shutil.copytree(whole.path, tmp_path / whole.path.name))
     shutil.rmtree(run.path / "evaluations", ignore_errors=True)
-    from marginlens.train import probe
 
-    honest = probe._measure
-
-    def measure(*given):
+    def measure(task, several):
         moved(run.path)
-        return honest(*given)
+        return probe.measure(task, several)
 
-    monkeypatch.setattr(probe, "_measure", measure)
+    monkeypatch.setattr(probe, "EVALUATION", replace(probe.EVALUATION, measure=measure))
     with pytest.raises(Stopped, match="was moved, removed or replaced meanwhile"):
-        ml.knn(run, quiet=True)
+        ml.probe(run, ml.Probe(epochs=1), quiet=True)
     assert [p.name for p in tmp_path.iterdir()] == ["elsewhere"]
     assert not list((tmp_path / "elsewhere" / "evaluations").iterdir())
 
@@ -186,13 +187,14 @@ def test_an_evaluation_of_a_stranger_is_not_removed(tmp_path, whole):
 
 def test_files_of_lines_are_not_made_again(tmp_path):
     path = tmp_path / "x.jsonl"
-    length = files.append(path, {"a": 1}, 0)
+    length = records.append(path, {"a": 1}, 0)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        files.append(path, {"a": 2}, length)
+        records.append(path, {"a": 2}, length)
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_moved_folder_is_one_line_of_the_command(tmp_path):
     process = launch("-m", "marginlens", *words(runs=tmp_path, epochs=400))
     (path,) = wait_for(lambda: [p.parent for p in tmp_path.glob("*/metrics.jsonl")], process)

@@ -1,11 +1,11 @@
 """Evaluation: an oracle for each number, a backbone that nothing touches, a test set that holding out never meets."""
 
 import itertools
-import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,18 +17,31 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 import marginlens as ml
+from marginlens.data import draw, feed
 from marginlens.data.views import View, make_view
+from marginlens.errors import Stopped
+from marginlens.evals import Task, features, knn, probe
+from marginlens.evals import features as metrics
+from marginlens.evals.features import accuracy
 from marginlens.nets import encoder
+from marginlens.output import Display
+from marginlens.runs import config, work
+from marginlens.runs import evaluate as evaluate_
+from marginlens.runs import work as lock
+from marginlens.runs.model import fingerprint, load_backbone_of, load_method_of
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import open_run
 from marginlens.runs.store import drop_weights
-from marginlens.train import evaluate, features, feed, identity, knn, probe, record
-from marginlens.train.accuracy import accuracy, diverged
-from marginlens.train.progress import Display
-from marginlens.train.restore import fingerprint, load_backbone_of, load_method_of
-from marginlens.train.stop import Stopped
 from tests.train.conftest import settings
 
 CPU = torch.device("cpu")
 SHORT = ml.Probe(epochs=2, batch=8, lr=0.1)
+
+
+def probed(backbone, feed, settings):
+    """What a probe finds."""
+    task = Task(backbone, feed, 8, torch.float32, quiet())
+    return probe.measure(task, [settings])[settings]
 
 
 def quiet():
@@ -86,7 +99,7 @@ def test_the_probe_equals_a_plain_loop(whole):
     view = View(8, scale=(0.3, 0.9), jitter_p=0, grey=0, blur=0, mean=data.mean, std=data.std)
     for epoch in range(3):
         losses = []
-        order = probe.draw.order(32, 4, epoch)
+        order = draw.order(32, 4, epoch)
         for some in order.split(8):
             with torch.no_grad():
                 x = backbone(make_view(images[some], some, view, 4, epoch, 2))
@@ -110,7 +123,7 @@ def test_the_backbone_is_untouched_bit_for_bit():
     net.layer1.eval()
     modes = [m.training for m in net.modules()]
     before, state = fingerprint(net), {k: v.clone() for k, v in net.state_dict().items()}
-    probe.linear_probe(net, little(), SHORT, 8, torch.float32, quiet())
+    probed(net, little(), SHORT)
     knn.knn_accuracy(net, little(), ml.Knn(), 8, torch.float32)
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert fingerprint(net) == before
@@ -121,19 +134,19 @@ def test_the_backbone_is_untouched_bit_for_bit():
 
 
 def test_an_evaluation_that_touches_the_backbone_is_not_recorded(whole, monkeypatch):
-    def careless(backbone, *_):
-        backbone.bn1.num_batches_tracked += 1
-        return {"top1": 100.0}
+    def careless(task, several):
+        task.backbone.bn1.num_batches_tracked += 1
+        return {several[0]: {"top1": 100.0}}
 
-    monkeypatch.setattr(probe, "_measure", careless)
+    monkeypatch.setattr(probe, "EVALUATION", replace(probe.EVALUATION, measure=careless))
     with pytest.raises(RuntimeError, match="changed the backbone"):
         ml.probe(whole, ml.Probe(epochs=9), quiet=True)
-    assert not any(found["settings"].get("epochs") == 9 for found in whole.evaluations)
+    assert not any(found.kind == "probe" and found.settings.epochs == 9 for found in whole.evaluations)
 
 
 def test_crops_are_fresh_each_epoch_and_the_last_epoch_counts(monkeypatch):
     seen, epochs = [], []
-    honest = probe.features
+    honest = features.features
 
     def spy(backbone, batches, precision):
         batches = list(batches)
@@ -142,7 +155,7 @@ def test_crops_are_fresh_each_epoch_and_the_last_epoch_counts(monkeypatch):
 
     monkeypatch.setattr(probe, "features", spy)
     monkeypatch.setattr(probe, "accuracy", lambda scores, labels, top: epochs.append(top) or 50.0)
-    found = probe.linear_probe(encoder("tiny"), little(), ml.Probe(epochs=3), 8, torch.float32, quiet())
+    found = probed(encoder("tiny"), little(), ml.Probe(epochs=3))
     test, *train = seen
     assert [len(x) for x in train] == [32, 32, 32]
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(train))
@@ -159,13 +172,13 @@ def test_separable_features_are_separated():
     data, two = little(), {s: torch.arange(n) % 2 for s, n in (("train", 32), ("test", 16))}
     data._held = {s: (y * 255).byte()[:, None, None, None].expand(len(y), 3, 8, 8) for s, y in two.items()}
     data.labels, data.classes = two.get, ("dark", "bright")
-    assert probe.linear_probe(Label(), data, SHORT, 8, torch.float32, quiet())["top1"] == 100.0
+    assert probed(Label(), data, SHORT)["top1"] == 100.0
 
 
 @given(st.integers(2, 400), st.data())
 def test_holding_out_splits_the_training_set(count, data):
     kept = data.draw(st.integers(1, count - 1))
-    chosen = evaluate.parts(Labels(count), kept)
+    chosen = metrics.parts(Labels(count), kept)
     assert len(chosen.test) == kept
     assert chosen.tested == "train"
     assert torch.cat([chosen.train, chosen.test]).sort().values.equal(torch.arange(count))
@@ -195,7 +208,7 @@ def test_holding_out_never_meets_the_test_set(whole, monkeypatch):
     data = little()
     for name in ("labels", "images"):
         monkeypatch.setattr(data, name, guarded(getattr(data, name)))
-    monkeypatch.setattr(probe, "open_feed", lambda *_: data)
+    monkeypatch.setattr(evaluate_, "open_feed", lambda *_: data)
     found = ml.probe(whole, ml.Probe(epochs=1, holdout=10), quiet=True)
     assert (found["train_images"], found["test_images"]) == (22, 10)
     assert 0 <= ml.knn(whole, ml.Knn(holdout=10), quiet=True)["top1"] <= 100
@@ -212,7 +225,7 @@ def test_a_result_is_kept_and_found_again(whole, capsys):
     assert {k: again[k] for k in ("top1", "top5", "loss")} == {k: first[k] for k in ("top1", "top5", "loss")}
     other = ml.probe(whole, SHORT.model_copy(update={"lr": 0.2}), quiet=True)
     assert other["settings"]["lr"] == 0.2
-    assert json.loads(json.dumps(first)) in whole.evaluations or again in whole.evaluations
+    assert again in [one.plain() for one in whole.evaluations]
     assert first["backbone_sha256"] == fingerprint(load_backbone_of(whole))
 
 
@@ -222,13 +235,14 @@ TOLD = ("top1", "top5", "loss", "feature_norm", "settings")
 
 def test_rates_beside_are_the_probes_that_they_are(whole, tmp_path):
     """Each alone, in a copy of the run, gives the same record, to the last digit."""
-    other = record.open_run(shutil.copytree(whole.path, tmp_path / whole.path.name))
+    other = open_run(shutil.copytree(whole.path, tmp_path / whole.path.name))
     shutil.rmtree(other.path / "evaluations", ignore_errors=True)
     found = ml.probe(other, SHORT, beside=RATES, quiet=True)
-    kept = {one["settings"]["lr"]: one for one in other.evaluations}
+    kept = {one["settings"]["lr"]: one for one in (kept.plain() for kept in other.evaluations)}
     assert set(kept) == {SHORT.lr, *RATES}
     assert found["beside"] == {f"{lr:g}": kept[lr]["top1"] for lr in RATES}
-    assert set(found.get("beside_diverged", ())) == {f"{lr:g}" for lr in RATES if diverged(kept[lr])}
+    lost = {f"{lr:g}" for lr in RATES if Evaluation.model_validate(kept[lr]).diverged}
+    assert set(found.get("beside_diverged", ())) == lost
     assert {k: v for k, v in found.items() if not k.startswith("beside")} == kept[SHORT.lr]
     for lr, one in kept.items():
         alone = ml.probe(whole, SHORT.model_copy(update={"lr": lr}), again=True, quiet=True)
@@ -236,13 +250,13 @@ def test_rates_beside_are_the_probes_that_they_are(whole, tmp_path):
 
 
 def test_only_rates_that_are_missing_are_measured(whole, monkeypatch, capsys):
-    seen, real = [], probe.linear_probes
+    seen = []
 
-    def counted(backbone, feed, several, *rest):
+    def counted(task, several):
         seen.append([one.lr for one in several])
-        return real(backbone, feed, several, *rest)
+        return probe.measure(task, several)
 
-    monkeypatch.setattr(probe, "linear_probes", counted)
+    monkeypatch.setattr(probe, "EVALUATION", replace(probe.EVALUATION, measure=counted))
     chosen = ml.Probe(epochs=1, lr=0.11)
     ml.probe(whole, chosen, beside=(0.12,), quiet=True)
     found = ml.probe(whole, chosen, beside=(0.12, 0.11, 0.13), quiet=True)
@@ -263,7 +277,7 @@ def test_a_rate_that_was_lost_is_not_tried_again(whole, capsys):
     assert "became nan" not in err
     ml.probe(whole, chosen, beside=(1e38,), again=True)
     assert "became nan" in capsys.readouterr().err
-    assert record.open_run(whole.path).evaluations  # and its record can be read
+    assert open_run(whole.path).evaluations  # and its record can be read
 
 
 def test_a_rate_beside_that_is_too_high_is_left_out(whole, capsys):
@@ -272,10 +286,10 @@ def test_a_rate_beside_that_is_too_high_is_left_out(whole, capsys):
     assert "warning: the probe's loss became nan in epoch 2; lower its learning rate (1e+38)" in capsys.readouterr().err
     assert found["lost"] == [1e38]
     for _ in range(2):  # the second time it is only looked up
-        with pytest.raises(Stopped, match="though that of one beside it was; lower its"):
+        with pytest.raises(Stopped, match="not at one beside it; lower its"):
             ml.probe(whole, ml.Probe(epochs=2, lr=1e38), beside=(0.16,), quiet=True)
-    assert {0.15, 0.16} <= {one["settings"].get("lr") for one in whole.evaluations}
-    with pytest.raises(ValueError, match="lr is -1"):
+    assert {0.15, 0.16} <= {one.rate for one in whole.evaluations}
+    with pytest.raises(ValueError, match=r"beside\.0 is -1"):
         ml.probe(whole, SHORT, beside=(-1,), quiet=True)
 
 
@@ -286,7 +300,7 @@ def test_transfer_is_a_probe_on_other_data(whole, prepared):
     found = ml.transfer(whole, "other", SHORT, quiet=True)
     assert (found["kind"], found["data"], found["train_images"]) == ("transfer", "other", 20)
     data = feed.open_feed("other", CPU)
-    honest = probe.linear_probe(load_backbone_of(whole), data, SHORT, 8, torch.float32, quiet())
+    honest = probed(load_backbone_of(whole), data, SHORT)
     assert found["top1"] == honest["top1"]
     assert next(features.plain_images(data, "test", torch.arange(3), 8)).shape == (3, 3, 8, 8)
 
@@ -319,7 +333,7 @@ REFUSED = {
 
 def settings_run(run):
     """A run that was never begun."""
-    return ml.train.record.make_run(settings(seed=99), little(), run.path.parent)
+    return work.make_run(settings(seed=99), little(), run.path.parent)
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -333,7 +347,7 @@ def test_refused(whole, line):
 def test_a_probe_that_is_not_finite_is_not_recorded(whole):
     with pytest.raises(Stopped, match=r"the probe's loss became nan in epoch \d; lower its learning rate"):
         ml.probe(whole, ml.Probe(epochs=2, lr=1e38), quiet=True)
-    assert not any(found["settings"].get("lr") == 1e38 for found in whole.evaluations)
+    assert not any(found.rate == 1e38 for found in whole.evaluations)
 
 
 def test_a_probe_that_diverged_says_so(tmp_path, capsys):
@@ -344,15 +358,15 @@ def test_a_probe_that_diverged_says_so(tmp_path, capsys):
     assert "diverged" not in capsys.readouterr().err
 
 
-def test_a_new_option_of_an_evaluation_orphans_none(monkeypatch):
+def test_a_new_option_of_an_evaluation_orphans_none():
     class Later(ml.Probe):
+        neutral = ml.Probe.neutral | {"new": False}
         new: bool = False
 
-    name = identity.evaluation_name("probe", "little", "f", ml.Probe())
-    monkeypatch.setitem(identity.NEUTRAL_EVALUATION, "new", False)
-    assert identity.evaluation_name("probe", "little", "f", Later()) == name
-    assert identity.evaluation_name("probe", "little", "f", Later(new=True)) != name
-    assert identity.evaluation_name("probe", "little", "f", ml.Probe(holdout=3)) != name
+    name = config.evaluation_name("probe", "little", "f", ml.Probe())
+    assert config.evaluation_name("probe", "little", "f", Later()) == name
+    assert config.evaluation_name("probe", "little", "f", Later(new=True)) != name
+    assert config.evaluation_name("probe", "little", "f", ml.Probe(holdout=3)) != name
 
 
 def test_data_that_changed_are_not_probed(tmp_path, monkeypatch, prepared):
@@ -390,21 +404,21 @@ def bare(run, folder):
 def test_a_run_that_is_evaluated_is_in_use(tmp_path, whole, monkeypatch):
     """Nobody removes its weights meanwhile or measures the same, and what was measured before can be had."""
     run = bare(whole, tmp_path)
-    with record.locked(run), pytest.raises(record.InUse, match=f"is in use by process {os.getpid()} on .*; wait for"):
+    with lock.locked(run), pytest.raises(lock.InUse, match=f"is in use by process {os.getpid()} on .*; wait for"):
         ml.probe(run, SHORT, quiet=True)
-    honest, refused = probe._measure, []
+    refused = []
 
-    def measure(*parts):
+    def measure(task, several):
         for other in (lambda: ml.probe(run, SHORT, quiet=True), lambda: drop_weights(run)):
-            with pytest.raises(record.InUse) as caught:
+            with pytest.raises(lock.InUse) as caught:
                 other()
             refused.append(caught.value)
-        return honest(*parts)
+        return probe.measure(task, several)
 
-    monkeypatch.setattr(probe, "_measure", measure)
+    monkeypatch.setattr(probe, "EVALUATION", replace(probe.EVALUATION, measure=measure))
     found = ml.probe(run, SHORT, quiet=True)
     assert len(refused) == 2
-    with record.locked(run):
+    with lock.locked(run):
         assert ml.probe(run, SHORT, quiet=True) == found
 
 
@@ -413,27 +427,27 @@ def test_what_another_process_measured_while_we_waited_is_taken(tmp_path, whole,
     found = ml.probe(run, SHORT, quiet=True)
     (path,) = (run.path / "evaluations").iterdir()
     path.rename(tmp_path / "aside")
-    honest = record.locked
+    honest = lock.locked
 
     @contextmanager
     def late(run):
-        with honest(run):
+        with honest(run) as hold:
             (tmp_path / "aside").rename(path)
-            yield
+            yield hold
 
-    monkeypatch.setattr(record, "locked", late)
-    monkeypatch.setattr(probe, "_measure", None)
+    monkeypatch.setattr(lock, "locked", late)
+    monkeypatch.setattr(probe, "EVALUATION", replace(probe.EVALUATION, measure=None))
     assert ml.probe(run, SHORT, quiet=True) == found
 
 
 def test_a_lock_that_is_kept(whole):
     """Between two parts of a job its run stays its own, and it can lock it as often as it likes."""
-    with record.keeping():
-        with record.locked(whole):
+    with lock.keeping():
+        with lock.locked(whole):
             pass
-        with record.locked(whole), pytest.raises(record.InUse):
-            _in_a_thread(lambda: record.locked(whole).__enter__())
-    with record.locked(whole):
+        with lock.locked(whole), pytest.raises(lock.InUse):
+            _in_a_thread(lambda: lock.locked(whole).__enter__())
+    with lock.locked(whole):
         pass
 
 

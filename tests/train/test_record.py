@@ -14,10 +14,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import marginlens as ml
+from marginlens import files as atomic
 from marginlens.cli import main
-from marginlens.data import atomic
-from marginlens.train import files, record
-from marginlens.train.identity import digits
+from marginlens.runs import records
+from marginlens.runs import run as record
+from marginlens.runs.config import digits
+from tests.records import json_lines
 from tests.train.conftest import STEPS, resume, settings
 
 
@@ -81,7 +83,7 @@ def test_metrics_have_the_documented_keys(whole, tmp_path):
     assert [(m["epoch"], m["step"]) for m in (first, last)] == [(1, 3), (2, 6)]
     simclr = ml.pretrain(settings(method="simclr"), runs=tmp_path, knn_every=1, quiet=True)
     assert [list(m) for m in simclr.metrics] == [[*common, "knn"]] * 2
-    speed = files.lines(whole.path / "speed.jsonl")
+    speed = json_lines(whole.path / "speed.jsonl")
     assert [list(line) for line in speed] == [["epoch", "seconds", "images_per_second"]] * 2
 
 
@@ -90,14 +92,14 @@ def test_the_settings_are_kept_in_full(whole):
     assert kept["settings"] == settings().model_dump(mode="json")
     assert kept["id"] == whole.id
     assert kept["identity"]["data"] == kept["data"] == whole.data
-    assert kept["format"] == record.FORMAT
+    assert kept["format"] == records.FORMAT
 
 
 def test_a_line_for_each_start(interrupted):
     run = interrupted(2)
     interrupted(4, again=True)
     resume(run)
-    found = files.lines(run.path / "environment.jsonl")
+    found = json_lines(run.path / "environment.jsonl")
     assert [line["step"] for line in found] == [0, 2, 4]
     for line in found:
         assert line["marginlens"] == ml.__version__
@@ -167,17 +169,17 @@ SPOILT = {
     "a list": ("[1]", "does not hold an object"),
     "foreign": ('{"model_type": "resnet"}', "was not written by this version"),
     "of another version": ({"format": 2}, "was not written by this version"),
-    "without settings": ({"settings": ...}, "was not written by this version"),
-    "with settings that are a list": ({"settings": [1]}, "is not a run's"),
-    "with settings that are null": ({"settings": None}, "is not a run's"),
+    "without settings": ({"settings": ...}, "settings is missing"),
+    "with settings that are a list": ({"settings": [1]}, "settings is [1]"),
+    "with settings that are null": ({"settings": None}, "settings is None"),
     "with a bad value": ({"settings": {"lr": -1}}, "lr is -1"),
     "with an unknown setting": ({"settings": {"lrr": 1}}, "there is no setting 'lrr'; did you mean 'lr'?"),
-    "without an id": ({"id": ...}, "is not a run's"),
-    "without data": ({"data": ...}, "is not a run's"),
-    "without a mean": ({"mean": ...}, "is not a run's"),
-    "with a mean of words": ({"mean": ["a", "b", "c"]}, "is not a run's"),
-    "with a mean that is a number": ({"mean": 1.0}, "is not a run's"),
-    "with a mean of one": ({"mean": [0.5]}, "is not a run's"),
+    "without an id": ({"id": ...}, "id is missing"),
+    "without data": ({"data": ...}, "data is missing"),
+    "without a mean": ({"mean": ...}, "mean is missing"),
+    "with a mean of words": ({"mean": ["a", "b", "c"]}, "mean.0 is 'a'"),
+    "with a mean that is a number": ({"mean": 1.0}, "mean is 1.0"),
+    "with a mean of one": ({"mean": [0.5]}, "mean is [0.5]"),
 }
 
 
@@ -230,20 +232,20 @@ def test_a_spoilt_record_is_one_line_where_it_is_used(command, copied, capsys):
     with pytest.raises(SystemExit) as ended:
         main([command, str(copied), *small, "--again"])
     assert ended.value.code == 2
-    assert "result.json lacks epochs, loss, steps, images; it is not what a run wrote" in capsys.readouterr().err
+    assert "result.json: epochs is missing; it is not what a run wrote" in capsys.readouterr().err
 
 
 def test_a_line_that_is_no_json_is_named_by_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\nspoilt\n{"a": 4}\n')
     with pytest.raises(ValueError, match=r"x\.jsonl cannot be read \(line 3: Expecting value"):
-        files.lines(path)
+        records.lines(records.Record, path)
     path.write_bytes(b'{"a": 1}\n\xff\n')
-    with pytest.raises(ValueError, match=r"x\.jsonl cannot be read \(it is not UTF-8 text\)"):
-        files.lines(path)
+    with pytest.raises(ValueError, match=r"x\.jsonl cannot be read \(line 2"):
+        records.lines(records.Record, path)
     path.write_text("[]\n")
-    with pytest.raises(ValueError, match=r"x\.jsonl does not hold an object in each line"):
-        files.lines(path)
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1 does not hold an object"):
+        records.lines(records.Record, path)
 
 
 def test_weights_that_are_gone(copied):
@@ -287,33 +289,33 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch, where):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "x.json"
-    files.save_json(path, {"a": 1})
+    records.save_json(path, {"a": 1})
     before = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(*((atomic, "flush", fail) if where == "flush" else (record.Path, "rename", fail)))
         with pytest.raises(OSError, match="No space left"):
-            files.save_json(path, {"a": 2})
+            records.save_json(path, {"a": 2})
     assert path.read_bytes() == before
     with pytest.raises(TypeError):
-        files.save_json(path, {"a": object()})
+        records.save_json(path, {"a": object()})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    files.save_json(path, {"a": 2})
-    assert files.read_json(path) == {"a": 2}
+    records.save_json(path, {"a": 2})
+    assert records.read_json(path) == {"a": 2}
 
 
 def test_lines_come_back(tmp_path):
     path = tmp_path / "x.jsonl"
-    assert files.lines(path) == []
+    assert records.lines(records.Record, path) == []
     given = [{"a": 0.1 + 0.2}, {"b": "\u2028 a line's end\n"}, {"c": None}]
     for line in given:
-        files.append(path, line)
+        records.append(path, line)
     length = path.stat().st_size
-    assert files.lines(path) == given
-    files.append(path, {"d": 1})
-    files.rewind(path, length)
-    assert files.lines(path) == given
-    files.rewind(tmp_path / "nowhere", 0)
+    assert [dict(line) for line in records.lines(records.Record, path)] == given
+    records.append(path, {"d": 1})
+    records.rewind(path, length)
+    assert [dict(line) for line in records.lines(records.Record, path)] == given
+    records.rewind(tmp_path / "nowhere", 0)
     with pytest.raises(ValueError, match="nowhere lost lines"):
-        files.rewind(tmp_path / "nowhere", 3)
+        records.rewind(tmp_path / "nowhere", 3)
     assert not (tmp_path / "nowhere").exists()

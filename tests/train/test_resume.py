@@ -22,9 +22,10 @@ import marginlens as ml
 from marginlens.cli import main
 from marginlens.data import folder
 from marginlens.methods import METHODS
+from marginlens.runs import checkpoint, records, work
 from marginlens.runs.store import drop_weights
-from marginlens.train import checkpoint, files, record
 from tests.data.conftest import jpeg
+from tests.records import json_lines
 from tests.train.conftest import STEPS, checkpoints, launch, resume, same_end, settings, snapshot, wait_for, words
 
 KILLS = dict.fromkeys(METHODS, 3) | {"mocov3": 12}
@@ -98,6 +99,7 @@ def only(folder):
     return ml.open_run(path)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
     seen = outside("drive", tmp_path)
     print("the step last saved, at each kill:", seen)
@@ -148,7 +150,7 @@ def half_a_line():
             die()
         return honest(path, line, *more)
 
-    honest, files.append = files.append, append
+    honest, records.append = records.append, append
 
 
 def file_of(step, suffix):
@@ -165,7 +167,7 @@ def is_named(name):
 
 POINTS = {
     "before the settings are there": before(Path, "rename", lambda path, to: to.name == "config.json"),
-    "before the start is noted": before(files, "append", is_named("environment.jsonl")),
+    "before the start is noted": before(records, "append", is_named("environment.jsonl")),
     "in writing a checkpoint": before(checkpoint, "flush", lambda file: "step-00000004" in file.name),
     "in writing the first checkpoint": before(checkpoint, "flush", lambda file: "step-00000001" in file.name),
     "before a checkpoint is named": before(Path, "rename", file_of(4, ".partial")),
@@ -173,13 +175,13 @@ POINTS = {
     "before the oldest is removed": before(Path, "unlink", file_of(2, ".safetensors")),
     "after the oldest is removed": after(Path, "unlink", file_of(2, ".safetensors")),
     "with half a line of metrics": half_a_line,
-    "between metrics and speed": after(files, "append", metrics_of(1)),
+    "between metrics and speed": after(records, "append", metrics_of(1)),
     "between metrics and checkpoint": before(checkpoint, "write", lambda folder, step, *_: step == 3),
     "after an epoch's checkpoint": after(checkpoint, "write", lambda folder, step, *_: step == 3),
     "before the last checkpoint": before(checkpoint, "write", lambda folder, step, *_: step == STEPS),
-    "before the result": before(files, "save_json", is_named("result.json")),
+    "before the result": before(records, "save_json", is_named("result.json")),
     "before the result is named": before(Path, "rename", lambda path, to: to.name == "result.json"),
-    "after the result": after(files, "save_json", is_named("result.json")),
+    "after the result": after(records, "save_json", is_named("result.json")),
 }
 
 
@@ -209,7 +211,7 @@ def test_resumed_at_any_step_of_an_epoch(interrupted, whole, step):
     run = interrupted(step)
     assert not run.complete
     same_end(resume(run), whole)
-    assert [line["step"] for line in files.lines(run.path / "environment.jsonl")] == [0, step]
+    assert [line["step"] for line in json_lines(run.path / "environment.jsonl")] == [0, step]
 
 
 def test_resumed_again_and_again(interrupted, whole):
@@ -318,7 +320,7 @@ def test_time_is_counted_across_a_resume(interrupted):
     assert found.facts["seconds"] > 0
     assert found.facts["counted"] == 8  # one step of the second epoch
     path = resume(run).path / "speed.jsonl"
-    second = files.lines(path)[1]
+    second = json_lines(path)[1]
     assert second["seconds"] > found.facts["seconds"]
     assert second["seconds"] * second["images_per_second"] == pytest.approx(24)
 
@@ -379,7 +381,7 @@ def test_lines_after_the_checkpoint_are_forgotten(interrupted, whole):
         with (run.path / f"{name}.jsonl").open("ab") as file:
             file.write(b'{"epoch": 2, "step": 6, "loss": 1.0}\n{"epoch": 3, "st')
     same_end(resume(run), whole)
-    assert [line["epoch"] for line in files.lines(run.path / "speed.jsonl")] == [1, 2]
+    assert [line["epoch"] for line in json_lines(run.path / "speed.jsonl")] == [1, 2]
 
 
 def test_a_half_written_line_is_not_there(interrupted):
@@ -395,7 +397,7 @@ def test_a_half_written_start_does_not_spoil_the_next(interrupted):
     path = run.path / "environment.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     resume(run)
-    assert files.lines(path)[-1]["step"] == 5
+    assert json_lines(path)[-1]["step"] == 5
 
 
 def test_metrics_that_lost_lines_are_refused(interrupted):
@@ -433,7 +435,7 @@ def test_killed_processes_of_the_command(tmp_path, method):
         while code != 0:
             starts += 1
             process = launch("-m", "marginlens", *words(runs=tmp_path / f"{trial}", resume=True, **more))
-            noted = lambda: [p for p in tmp_path.glob(f"{trial}/*/environment.jsonl") if len(files.lines(p)) >= starts]
+            noted = lambda: [p for p in tmp_path.glob(f"{trial}/*/environment.jsonl") if len(json_lines(p)) >= starts]
             wait_for(lambda: noted() or process.poll() is not None)
             time.sleep(rng.uniform(0.0, life))
             process.kill()
@@ -450,7 +452,7 @@ def test_an_end_that_is_made_again_keeps_only_the_evaluations_of_its_own_weights
     ml.probe(run, ml.Probe(epochs=1), quiet=True)
     ml.knn(run, quiet=True)
     own, other = sorted((run.path / "evaluations").iterdir(), reverse=True)
-    files.save_json(other, files.read_json(other) | {"backbone_sha256": "0" * 64})
+    records.save_json(other, records.read_json(other) | {"backbone_sha256": "0" * 64})
     for name, content in (("later", '{"kind": "retrieval"}'), ("spoilt", "{")):  # not for training to judge
         (own.parent / f"{name}.json").write_text(content)
     checkpoint.names(run.path / "checkpoints")[0].write_bytes(b"spoilt")
@@ -462,17 +464,17 @@ def test_an_end_that_is_made_again_keeps_only_the_evaluations_of_its_own_weights
 
 
 def test_what_ends_while_somebody_waits_for_it_is_not_begun_again(tmp_path, monkeypatch):
-    real, began = record.locked, []
+    real, began = work.locked, []
 
     def late(run):
         """Whoever held it ends just now, and removes the weights."""
-        monkeypatch.setattr(record, "locked", real)
+        monkeypatch.setattr(work, "locked", real)
         ml.pretrain(settings(), runs=tmp_path, quiet=True)
         began.append((run.path / "result.json").read_bytes())
         drop_weights(run)
         return real(run)
 
-    monkeypatch.setattr(record, "locked", late)
+    monkeypatch.setattr(work, "locked", late)
     run = ml.pretrain(settings(), runs=tmp_path, resume=True, quiet=True)
     assert [(run.path / "result.json").read_bytes()] == began
-    assert len(files.lines(run.path / "environment.jsonl")) == 1
+    assert len(json_lines(run.path / "environment.jsonl")) == 1

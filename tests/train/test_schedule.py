@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marginlens.nets.ema import MOMENTA
-from marginlens.train.schedule import learning_rate
+from marginlens.nets.ema import MOMENTA, learning_rate
 
 SHAPES = [(1, 0), (2, 1), (10, 0), (10, 3), (10, 9), (97, 0), (97, 20), (400, 10)]
 BASES = [0.06, 1.0]

@@ -1,6 +1,6 @@
 """A training step against SGD, schedules and EMA written out; the samples it is given; a stored trace of losses.
 
-To store a new trace, after raising `marginlens.train.identity.NUMERICS`:
+To store a new trace, after raising `marginlens.runs.config.NUMERICS`:
 
     python -m tests.train.test_step
 """
@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from marginlens.data import draw, pixels
+from marginlens.data.feed import open_feed
 from marginlens.data.views import View, colour, make_view, parameters
 from marginlens.methods import METHODS
-from marginlens.train import record
-from marginlens.train.config import Pretrain
-from marginlens.train.feed import open_feed
+from marginlens.runs import work
+from marginlens.runs.config import Pretrain
 from marginlens.train.pretrain import start
 from marginlens.train.trainer import batches, check_data, train_step
 
@@ -32,7 +32,7 @@ TRACED = {
     "byol plain": {"method": "byol"},
 }
 MOVED = (
-    "the same settings now mean other numbers: raise marginlens.train.identity.NUMERICS if this is meant to move, "
+    "the same settings now mean other numbers: raise marginlens.runs.config.NUMERICS if this is meant to move, "
     "and store the new trace with: python -m tests.train.test_step"
 )
 EPOCHS, STEPS = 4, 7
@@ -63,7 +63,7 @@ def feed(tmp_path_factory):
 def trainer_of(feed, runs, **given):
     asked = {"data": "shapes", "limit": 64, "batch": 16, "hidden": 16, "out": 8, "epochs": EPOCHS}
     settings = Pretrain(**(asked | given))
-    return start(record.make_run(settings, feed, runs), feed, check_data(settings, feed))
+    return start(work.make_run(settings, feed, runs), feed, check_data(settings, feed))
 
 
 def exact(trainer):

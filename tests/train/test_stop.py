@@ -16,14 +16,16 @@ import pytest
 import torch
 
 import marginlens as ml
+from marginlens import files as atomic
+from marginlens import output
 from marginlens.cli import main
-from marginlens.data import atomic
 from marginlens.data.folder import prepare_folder
+from marginlens.errors import Stopped, signals
 from marginlens.methods import METHODS, MoCoV3
+from marginlens.runs import checkpoint, records, work
 from marginlens.runs.store import scan
-from marginlens.train import checkpoint, engine, files, progress, record
+from marginlens.train import engine
 from marginlens.train import pretrain as training
-from marginlens.train.stop import Stopped, signals
 from marginlens.train.trainer import causes
 from tests.data.conftest import jpeg
 from tests.train.conftest import (
@@ -289,10 +291,10 @@ def refuse(number, wanted):
 WRITES = {
     "a checkpoint": (checkpoint, lambda name: name.startswith("step-00000004")),
     "the first checkpoint": (checkpoint, lambda name: name.startswith("step-00000001")),
-    "metrics": (files, lambda name: name == "metrics.jsonl"),
-    "speed": (files, lambda name: name == "speed.jsonl"),
+    "metrics": (records, lambda name: name == "metrics.jsonl"),
+    "speed": (records, lambda name: name == "speed.jsonl"),
     "the result": (atomic, lambda name: name.startswith(".result.json")),
-    "the start": (files, lambda name: name == "environment.jsonl"),
+    "the start": (records, lambda name: name == "environment.jsonl"),
 }
 
 
@@ -384,7 +386,7 @@ def test_a_run_in_use_is_refused_and_free_when_its_holder_is_killed(tmp_path, ca
 
 def test_a_run_in_use_within_one_process(interrupted):
     run = interrupted(2)
-    with record.locked(run), pytest.raises(ValueError, match=f"is in use by process {os.getpid()} "):
+    with work.locked(run), pytest.raises(ValueError, match=f"is in use by process {os.getpid()} "):
         resume(run)
     assert resume(run).complete
 
@@ -413,7 +415,7 @@ def test_the_eta_counts_from_where_it_went_on(interrupted, monkeypatch, capsys):
     run = interrupted(3, limit=8, epochs=6)
     clock, honest = [0.0], engine.train_step
     monkeypatch.setattr(engine, "train_step", train_step)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
     resume(run, quiet=False)
     assert re.findall(r"epoch (\d)/6 .* ETA (\d+:\d\d)", capsys.readouterr().err) == [
         ("4", "0:20"),
@@ -434,7 +436,7 @@ def test_json_is_alone_on_standard_output(tmp_path, capsys):
     main(words(runs=tmp_path, json=True))
     found = json.loads(capsys.readouterr().out)
     run = only(tmp_path)
-    assert found == {"run": str(run.path)} | run.result
+    assert found == {"run": str(run.path)} | run.result.plain()
 
 
 def test_quiet_says_nothing(tmp_path, capsys):

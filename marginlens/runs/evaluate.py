@@ -1,0 +1,223 @@
+"""Measure a run: what was measured before is found again, what is new is kept in its folder.
+
+The backbone is frozen: eval mode, no gradients, and its checksum is compared before and after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import SerializeAsAny, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+from marginlens import evals
+from marginlens.data.feed import Feed, open_feed
+from marginlens.devices import choose_device, choose_precision, placed
+from marginlens.errors import Stopped, disk, memory
+from marginlens.evals.knn import Knn
+from marginlens.evals.probe import Probe
+from marginlens.output import Display
+from marginlens.runs import records, work
+from marginlens.runs.config import evaluation_name
+from marginlens.runs.model import fingerprint, load_backbone_of
+from marginlens.runs.records import Evaluation
+from marginlens.runs.run import Run, open_run
+from marginlens.runs.work import environment
+from marginlens.settings import Rates, Settings, build
+
+S = TypeVar("S", bound=Settings)
+
+
+class Wanted(Settings):
+    """An evaluation that a run is to have."""
+
+    kind: str
+    data: str
+    settings: SerializeAsAny[Settings]
+    beside: Rates = ()
+    """Learning rates to try beside its own, on the same crops."""
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _of_its_kind(cls, given: Any, info: ValidationInfo) -> Any:
+        return build(evals.get(info.data["kind"]).settings, given) if isinstance(given, Mapping) else given
+
+    @property
+    def name(self) -> str:
+        """Short, for the terminal."""
+        return f"{self.kind} to {self.data}" if evals.get(self.kind).elsewhere else self.kind
+
+    @property
+    def several(self) -> list[Settings]:
+        """Its settings at its own rate, and at those beside it."""
+        return at_rates(self.settings, self.beside)
+
+
+def evaluate(
+    run: Run | str | Path,
+    name: str,
+    settings: Settings | None = None,
+    *,
+    to: str = "",
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    beside: Sequence[float] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Measure a run by the evaluation of that name, on the data it learned from or, where it asks for it, on others.
+
+    The result is kept in the run's folder, and found there again. What the settings leave open is as the recipe of the
+    data has it. `beside`: learning rates at which further layers learn from the same crops, for little more time. Each
+    is kept as the probe that it is, and the result has their top-1 by rate under "beside", and under "beside_diverged"
+    the rates whose top-1 says nothing.
+    """
+    run, evaluation = open_run(run), evals.get(name)
+    if evaluation.elsewhere and not to:
+        raise ValueError(f"{name} needs other data than the run learned from; say which")
+    if not evaluation.elsewhere and to:
+        raise ValueError(f"{name} is measured on the data that the run learned from, not on {to!r}")
+    if settings is not None and not isinstance(settings, evaluation.settings):
+        raise TypeError(f"the settings of {name} are a {evaluation.settings.__name__}, not {settings!r}")
+    data = to or run.settings.data
+    chosen = evals.usual(name, data, settings.model_dump(exclude_unset=True) if settings else None)
+    feed = open_feed(data, choose_device(device), workers)
+    if not to and feed.fingerprint != run.data:
+        raise ValueError(
+            f"{data} is not what {run.path} learned from: its content has changed since; "
+            f"prepare it as it was, or use marginlens transfer --to {data}"
+        )
+    wanted = build(Wanted, {"kind": name, "data": data, "settings": chosen, "beside": tuple(beside)})
+    return _evaluate(run, wanted, feed, again, quiet)
+
+
+def probe(
+    run: Run | str | Path,
+    settings: Probe | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    beside: Sequence[float] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train a linear layer on a run's frozen backbone, on the data it learned from; see `evaluate`."""
+    at: dict[str, Any] = {"device": device, "workers": workers, "again": again, "beside": beside, "quiet": quiet}
+    return evaluate(run, "probe", settings, **at)
+
+
+def transfer(
+    run: Run | str | Path,
+    to: str,
+    settings: Probe | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    beside: Sequence[float] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train the layer on other data, which are normalised by their own mean and std; see `evaluate`."""
+    at: dict[str, Any] = {"device": device, "workers": workers, "again": again, "beside": beside, "quiet": quiet}
+    return evaluate(run, "transfer", settings, to=to, **at)
+
+
+def knn(
+    run: Run | str | Path,
+    settings: Knn | None = None,
+    *,
+    device: str = "auto",
+    workers: int = 2,
+    again: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Classify by nearest neighbours, on the data that a run learned from; see `evaluate`."""
+    return evaluate(run, "knn", settings, device=device, workers=workers, again=again, quiet=quiet)
+
+
+def at_rates(settings: S, beside: Sequence[float]) -> list[S]:
+    """Return the settings of an evaluation, and the same at other learning rates."""
+    return [settings, *(build(type(settings), settings.model_dump() | {"lr": rate}) for rate in beside)]
+
+
+def missing(several: Sequence[S], kept: Mapping[S, Evaluation]) -> list[S]:
+    """Return the settings without a record, but for learning rates at which a layer was lost beside one of these."""
+    lost = {rate for record in kept.values() for rate in record.lost}
+    return [one for one in several if one not in kept and getattr(one, "lr", None) not in lost]
+
+
+def to_lower(device: torch.device) -> str:
+    """Return what to change where memory runs out."""
+    return "--size, or take --device cpu" if device.type != "cpu" else "--size, or close other programs"
+
+
+def _evaluate(run: Run, wanted: Wanted, feed: Feed, again: bool, quiet: bool) -> dict[str, Any]:
+    """Measure what was not measured before, keep each record in the run's folder, return that of the first."""
+    folder = run.path / "evaluations"
+    files = {one: folder / evaluation_name(wanted.kind, wanted.data, feed.fingerprint, one) for one in wanted.several}
+    display = Display(wanted.kind, epochs := getattr(wanted.settings, "epochs", 1), epochs, quiet)
+
+    def due() -> list[Settings]:
+        kept = {} if again else {one: run.evaluation(path) for one, path in files.items() if path.exists()}
+        return missing(list(files), kept)
+
+    if due():
+        # nobody removes the weights meanwhile, nor measures the same
+        with work.locked(run) as hold, _still_there(hold):
+            facts = {"kind": wanted.kind, "run": run.id, "data": wanted.data, "data_fingerprint": feed.fingerprint}
+            left = due()  # without what was measured by whoever held it until now
+            for one, found in (_measured(run, wanted.kind, feed, left, display) if left else {}).items():
+                hold.check()
+                with disk(files[one], f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
+                    records.save_json(files[one], facts | found)
+    else:
+        display.say(f"measured before: {files[wanted.settings]}")
+    if not files[wanted.settings].exists():
+        raise Stopped(
+            f"the {wanted.kind} diverged (NaN) at this learning rate, not at one beside it; lower its learning rate"
+        )
+    first, *rest = (run.evaluation(path) for path in files.values() if path.exists())
+    found = first.plain()
+    if wanted.beside:
+        found["beside"] = {f"{other.rate:g}": other.top1 for other in rest}
+    if bad := [f"{other.rate:g}" for other in rest if other.diverged]:
+        found["beside_diverged"] = bad
+    return found
+
+
+@contextmanager
+def _still_there(hold: work.Hold) -> Iterator[None]:
+    """Report that the run's folder was moved, if it was, in place of whatever else went wrong then."""
+    try:
+        yield
+    finally:
+        hold.check()
+
+
+def _measured(
+    run: Run, kind: str, feed: Feed, several: Sequence[Settings], display: Display
+) -> dict[Settings, dict[str, Any]]:
+    """Return what evaluations find, how long they took and where; the backbone must come out of it as it went in."""
+    backbone, device = placed(load_backbone_of(run), feed.device), feed.device
+    folder = run.path / "evaluations"
+    with disk(folder, "nothing was measured yet", then="measure again"):
+        folder.mkdir(exist_ok=True)
+    precision = choose_precision(run.settings.amp if device.type == "cuda" else "off", device)
+    task = evals.Task(backbone, feed, run.settings.size, precision, display)
+    before, begin = fingerprint(backbone), time.monotonic()
+    with memory(to_lower(device)), display, feed.kept():
+        found = evals.get(kind).measure(task, several)
+    if fingerprint(backbone) != before:
+        raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
+    last: dict[str, Any] = {"seconds": time.monotonic() - begin, "environment": environment(device)}
+    if lost := [getattr(one, "lr", None) for one in several if one not in found]:
+        last["lost"] = lost  # nobody has to try them again
+    return {
+        one: {"settings": one.model_dump(mode="json"), "backbone_sha256": before} | numbers | last
+        for one, numbers in found.items()
+    }

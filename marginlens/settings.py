@@ -1,0 +1,119 @@
+"""Settings: typed, frozen, final. What is printed is what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from marginlens.parameters import hint
+
+SMALLEST, LARGEST = 8, 512
+"""Sides of images, in pixels."""
+MOST = 1 << 53
+"""Of images, steps, epochs and other counts that a record may have."""
+
+
+def _side(size: int) -> int:
+    """Checks an image's side where 0 stands for that of pre-training."""
+    if size and not SMALLEST <= size <= LARGEST:
+        raise ValueError(f"size is {size}; it must be from {SMALLEST} to {LARGEST} pixels")
+    return size
+
+
+def _scale(scale: tuple[float, float]) -> tuple[float, float]:
+    """Checks a range of shares of an image's area."""
+    low, high = scale
+    if not 1e-6 <= low <= high <= 1:
+        raise ValueError(f"crop_scale is {low:g} {high:g}; it must be two numbers in (0, 1], the smaller first")
+    return scale
+
+
+Size = Annotated[int, AfterValidator(_side)]
+Scale = Annotated[tuple[float, float], AfterValidator(_scale)]
+
+
+class Settings(BaseModel):
+    """Frozen, strict about names. They can also be read as a record has them: settings["lr"]."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    neutral: ClassVar[Mapping[str, Any]] = {}
+    """Settings that are left out of a hash at this value: what older records do not have was so."""
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What is usual where a data set, or a method, asks for something else than the defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switches(cls, given: Any) -> Any:
+        """YAML reads `seed: yes` as true, which Python would take for 1, and `amp: off` as false."""
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if value is False and field is not None and "off" in get_args(field.annotation):
+                given = {**given, name: "off"}
+            elif isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is {'yes' if value else 'no'}; it is not a switch: give its value")
+        return given
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in type(self).model_fields:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        """Return a setting, or the other value where there is none of that name."""
+        return getattr(self, name) if name in type(self).model_fields else otherwise
+
+
+def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
+    """The settings, or one line that says what is wrong with the values."""
+    for key in values:
+        if key not in model.model_fields:
+            raise ValueError(f"there is no setting {key!r}; {hint(str(key), model.model_fields)}")
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise ValueError(wrong(error)) from None
+
+
+def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
+    """Checks a name, and suggests one."""
+    if name not in table:
+        raise ValueError(f"there is no {kind} {name[:80]!r}; {hint(name[:80], table)}")
+    return name
+
+
+def wrong(error: ValidationError, most: int = 100) -> str:
+    """Return what is wrong with some values, in a line: so many things at most."""
+    return "; ".join(_line(found) for found in error.errors()[:most])
+
+
+def quoted_input(value: object) -> str:
+    """Return a value for a message, a long one cut off."""
+    said = repr(value)
+    return said if len(said) <= 80 else f"{said[:60]}... ({len(said)} characters)"
+
+
+def _line(found: Any) -> str:
+    if found["type"] == "value_error":
+        return str(found["ctx"]["error"])
+    where = ".".join(str(part) for part in found["loc"])[:80]
+    if found["type"] == "missing":
+        return f"{where} is missing"
+    if found["type"] == "too_short" and not found["input"]:
+        return f"{where} is empty; give at least {found['ctx']['min_length']}"
+    said = (
+        found["msg"].replace("Input should be", "it must be").replace("Input", "it").replace("a valid tuple", "a list")
+    )
+    return f"{where} is {quoted_input(found['input'])}; {said}"
+
+
+Rates = tuple[Annotated[float, Field(ge=0)], ...]
+
+
+class Machine(Settings):
+    """Where to compute."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:1.")
+    workers: int = Field(2, ge=0, description="Processes that decode a folder's images.")
