@@ -97,7 +97,7 @@ def watched(name: str, seed: int, count: int, seconds: float = 0.0) -> tuple[flo
             if not count and left <= 0:
                 break
             words = [sys.executable, "-m", "tests.fuzz", "--only", name, "--seed", str(seed), "--count", str(count)]
-            words += ["--seconds", str(left), "--child", str(first), str(log)]
+            words += ["--seconds", str(max(left, 0.0)), "--child", str(first), str(log)]
             with log.with_suffix(".err").open("w") as said:
                 place: dict[str, Any] = {"cwd": ROOT, "env": os.environ | CPU | {"TMPDIR": folder}}
                 child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, **place)
