@@ -31,7 +31,7 @@ from marginlens.evals.probe import Probe, measure
 from marginlens.files import check_replaceable, deliver, writing
 from marginlens.methods import Method
 from marginlens.output import Display, errors
-from marginlens.report.templates import render
+from marginlens.report import render
 from marginlens.runs.config import Pretrain
 from marginlens.runs.evaluate import probe
 from marginlens.runs.model import load_method_of, make_method, make_views

@@ -1,1 +1,24 @@
-"""Pages, tables and pictures of what was measured."""
+"""Pages, tables and pictures of what was measured.
+
+Pages are the templates beside this file. A text that a page is given is escaped where it enters the page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("marginlens.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+
+
+def render(name: str, **values: Any) -> str:
+    """Return the page that a template makes of these values."""
+    return _TEMPLATES.get_template(name).render(values)

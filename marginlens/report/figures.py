@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from marginlens.paper import Cell, Published, Table, elsewhere
+from marginlens.report import render
 from marginlens.report.gather import Line
 from marginlens.report.grids import number
-from marginlens.report.templates import render
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44

@@ -16,6 +16,7 @@ from typing import Any
 
 from marginlens import evals
 from marginlens.paper import Table
+from marginlens.report import render
 from marginlens.report.figures import figure
 from marginlens.report.gather import Gathered, Line, cells_of, ending
 from marginlens.report.grids import (
@@ -32,7 +33,6 @@ from marginlens.report.grids import (
 )
 from marginlens.report.rates import rates_figure, rates_grid
 from marginlens.report.tables import others_grid
-from marginlens.report.templates import render
 from marginlens.runs.config import Pretrain
 from marginlens.runs.query import apart, spelled
 from marginlens.runs.records import Epoch, Evaluation

@@ -45,7 +45,8 @@ class Hold:
     """A run's folder, held by this process: the folder itself is locked, and a file in it.
 
     The file's lock alone would not do: it can be removed, and another one be locked. The folder's alone would not
-    either: not every file system can lock folders.
+    either: not every file system can lock folders. filelock would not do: it cannot lock a folder, and it cannot tell
+    whether a lock is held without writing to a store that is only looked at.
     """
 
     path: Path
