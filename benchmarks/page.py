@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md from the measured results, so that no figure on it is typed by hand.
+"""Writes docs/developing/benchmarks.md from the measured results, so that no figure on it is typed by hand.
 
 python benchmarks/page.py
 """
@@ -240,4 +240,4 @@ def page():
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "benchmarks.md").write_text(page())
+    (ROOT / "docs" / "developing" / "benchmarks.md").write_text(page())

@@ -39,7 +39,8 @@ class _Once(Function):
 def once(grad: Tensor, why: str, *inputs: Tensor) -> Tensor:
     """`grad`, a gradient computed by hand from `inputs`; differentiating it again raises RuntimeError(why).
 
-    Not inside `torch.compile`, which traces a backward pass as if it were never differentiated: docs/effects.md.
+    Not inside `torch.compile`, which traces a backward pass as if it were never differentiated
+    (docs/reference/effects.md).
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return grad

@@ -19,7 +19,11 @@ from marginlens.effects import EFFECTS
 from tests.catalogue import SINGLE, close, random
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "docs").rglob("*.md"))),
+]
 REFERENCE = re.compile(r"\b(Eq|Alg|Fig|Lemma|Theorem|Sec|Appendix)s?\.? ((?:\d[\d.]*\d|\d|[A-Z]\b)(?:, \d+)*)")
 
 
@@ -58,7 +62,7 @@ def table(page, columns):
 
 def test_equations_both_ways():
     listed = set()
-    for reference, names, *_ in table("equations.md", 3):
+    for reference, names, *_ in table("paper/equations.md", 3):
         if reference != "in the paper":
             listed |= {(reference, name) for name in re.findall(r"`([\w.]+)`", names)}
     assert listed == set(homes())
@@ -72,16 +76,16 @@ def test_every_numbered_thing_of_the_paper_has_a_home():
 
 
 def test_the_table_of_what_each_does_has_every_effect():
-    rows = [row[0] for row in table("effects.md", 4) if row[0].startswith("`")]
+    rows = [row[0] for row in table("reference/effects.md", 4) if row[0].startswith("`")]
     assert {name.strip("`").split("(")[0].lower() for name in rows} == set(EFFECTS)
 
 
 def test_the_composition_table_lists_every_pair():
-    pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("effects.md", 2) if " * " in pair}
+    pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("reference/effects.md", 2) if " * " in pair}
     assert pairs == {tuple(sorted(p)) for p in itertools.combinations_with_replacement(EFFECTS, 2)}
 
 
-@pytest.mark.parametrize(("pair", "meaning"), [row for row in table("effects.md", 2) if " * " in row[0]])
+@pytest.mark.parametrize(("pair", "meaning"), [row for row in table("reference/effects.md", 2) if " * " in row[0]])
 def test_every_pair_means_what_the_table_says(pair, meaning):
     left, right = ([str(e) for e in SINGLE if type(e).__name__.lower() == name] for name in pair.split(" * "))
     for a, b in {*itertools.product(left, right), *itertools.product(right, left)}:
@@ -107,7 +111,7 @@ def test_the_benchmarks_page_is_what_was_measured():
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "benchmarks.md").read_text() == module.page()
+    assert (ROOT / "docs" / "developing" / "benchmarks.md").read_text() == module.page()
 
 
 def test_the_readme_runs():
@@ -137,7 +141,7 @@ def test_a_data_set_is_added_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(sources, "SOURCES", sources.SOURCES.copy())
     monkeypatch.setattr("marginlens.data.prepare.SOURCES", sources.SOURCES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "data.md").read_text(), flags=re.S)
     exec(block, {})
     images, labels = shapes.draw(6)
     (tmp_path / "mine").mkdir()
@@ -152,7 +156,7 @@ def test_the_laboratory_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     few = {split: [store.Batch(*shapes.draw(count, split))] for split, count in (("train", 512), ("test", 64))}
     store.write("shapes", few, shapes.CLASSES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "laboratory.md").read_text(), flags=re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "laboratory.md").read_text(), flags=re.S)
     exec(block, {})
     assert re.fullmatch(r"[\d.]+ [\d.]+\n", capsys.readouterr().out)
 

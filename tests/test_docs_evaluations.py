@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.train.conftest import data_root, prepared, whole  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "evaluations.md").read_text()
+PAGE = (ROOT / "docs" / "developing" / "evaluations.md").read_text()
 
 SCRIPT = """
 import contextlib, io, json, sys

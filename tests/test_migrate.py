@@ -1,4 +1,4 @@
-"""docs/migrate.md, run: the lines to replace and the lines that replace them agree, value and gradient.
+"""docs/guides/migrate.md, run: the lines to replace and the lines that replace them agree, value and gradient.
 
 lightly cannot be imported beside a torch without torchvision, and the official MoCo v3 is no package: their formulas
 are transcribed.
@@ -16,7 +16,7 @@ from torch import nn
 import marginlens as ml
 from tests.catalogue import close, gradients, random
 
-PAGE = Path(__file__).parents[1] / "docs" / "migrate.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "migrate.md"
 N, RANK = 6, 1
 
 

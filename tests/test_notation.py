@@ -125,7 +125,7 @@ def test_equal_effects_hash_alike_and_changeable_ones_not_at_all():
 
 @dataclass(frozen=True)
 class Focus(Composes):
-    """An effect as docs/effects.md asks for one: the row's gradient times 1 + g."""
+    """An effect as docs/reference/effects.md asks for one: the row's gradient times 1 + g."""
 
     g: Number = 0.0
     angular = moves_logit = False

@@ -1,4 +1,4 @@
-"""Evaluations of a frozen backbone, by name: each is one file, and one line here (docs/evaluations.md).
+"""Evaluations of a frozen backbone, by name: each is one file, and one line here (docs/developing/evaluations.md).
 
 An evaluation's file has the settings that determine its number, a function that measures, and an `EVALUATION` that says
 how the number is shown. Its docstring is what `marginlens NAME --help` prints. Commands, the files of `evaluations/`,

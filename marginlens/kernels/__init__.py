@@ -34,7 +34,8 @@ IMPLS = ("auto", *KERNELS, "triton")
 def choose(impl: str, q: Tensor, dtype: torch.dtype, negatives: bool = True) -> str:
     """The kernel that `impl` stands for, for embeddings like q, computed in `dtype`, with or without negatives.
 
-    "auto" is "triton" in float32 on a GPU, the fastest there at every size (docs/performance.md), and else "chunked".
+    "auto" is "triton" in float32 on a GPU, the fastest there at every size (docs/developing/performance.md), and
+    else "chunked".
     """
     if impl == "triton":
         _can_use_triton(q, dtype)

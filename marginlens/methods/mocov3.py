@@ -32,8 +32,8 @@ class MoCoV3(nn.Module):
     In-batch negatives: the teacher's embeddings of the other images. `last_bn` ends the projector in a batch norm
     without affine parameters: s = 20 gains with it and loses without; `predictor_bn` ends the predictor in one too.
     `bn_splits` lets the backbone's batch norms see a batch in so many parts: 1 takes any batch, and the laboratory's
-    recipe has parts of 64 images (docs/methods.md has what is measured). `symmetric` adds the loss with the views
-    exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
+    recipe has parts of 64 images (docs/reference/methods.md has what is measured). `symmetric` adds the loss with the
+    views exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
     """
 
     tau, beta, effect, impl = (Setting() for _ in range(4))

@@ -92,7 +92,7 @@ def by_graph(method: M) -> M:
 
 def unmarked(method: type) -> str:
     """Why a graph may not do what the method does, or nothing."""
-    return "" if method in _KNOWN else f"{method.__name__} is not marked by_graph, as docs/methods.md has it"
+    return "" if method in _KNOWN else f"{method.__name__} is not marked by_graph, as docs/reference/methods.md has it"
 
 
 def features_of(backbone: nn.Module, features: int | None, size: int) -> int:

@@ -70,7 +70,7 @@ def table(sizes: Iterable[int] = SIZES) -> list[Facts]:
 
 
 def markdown(rows: Iterable[Facts]) -> str:
-    """The table as `docs/encoders.md` has it."""
+    """The table as `docs/reference/encoders.md` has it."""
     lines = ["| encoder | image | stem | features | parameters | forward, GFLOP |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {r.name} | {r.size} px | {r.stem} | {r.features} | {r.parameters:,} | {r.flops / 1e9:.3f} |" for r in rows

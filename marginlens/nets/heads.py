@@ -1,4 +1,4 @@
-"""The two-layer heads behind an encoder (docs/methods.md): width 2048, output 128, batch norm before ReLU.
+"""The two-layer heads behind an encoder (docs/reference/methods.md): width 2048, output 128, batch norm before ReLU.
 
 The linear layers keep `nn.Linear`'s initialisation. `bias` gives both of a head's linear layers a bias, or neither. In
 front of a batch norm it changes nothing, for the norm subtracts it again; what it does change is the predictor's last

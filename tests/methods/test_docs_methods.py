@@ -1,4 +1,4 @@
-"""docs/methods.md, run: its two loops, its table of defaults, its table of effects."""
+"""docs/reference/methods.md, run: its two loops, its table of defaults, its table of effects."""
 
 import copy
 import inspect
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from tests.catalogue import random
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
 CLASSES = (MoCoV3, SimCLR, BYOL)
 BATCHES = 3
 

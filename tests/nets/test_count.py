@@ -57,7 +57,7 @@ def test_a_linear_layer():
 
 
 def test_the_documents_table_is_the_functions():
-    page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "encoders.md").read_text()
     assert count.markdown(count.table()) in page
 
 

@@ -13,7 +13,7 @@ from marginlens.runs.store import scan
 from marginlens.settings import build
 
 ROOT = Path(__file__).parents[2]
-LOG = (ROOT / "docs" / "reproduction.md").read_text()
+LOG = (ROOT / "docs" / "paper" / "reproduction.md").read_text()
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 METHOD = {"MoCo v3": "mocov3", "BYOL": "byol", "SimCLR": "simclr"}
 OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}

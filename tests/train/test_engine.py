@@ -203,7 +203,7 @@ class Own(METHODS["mocov3"]):
 
 def test_what_a_graph_may_do_otherwise_is_not_replayed(monkeypatch, tmp_path, capsys):
     """A subclass may have anything of its own: its loss, a frozen teacher, a longer head, what it counts in compare."""
-    said = "Own is not marked by_graph, as docs/methods.md has it"
+    said = "Own is not marked by_graph, as docs/reference/methods.md has it"
     assert [unmarked(method) for method in METHODS.values()] == [""] * len(METHODS)
     monkeypatch.setitem(METHODS, "mocov3", Own)
     monkeypatch.setattr(engine, "obstacle", lambda *_: "")  # as on a GPU
