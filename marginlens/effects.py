@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from marginlens.parameters import (
 
 Scope = Literal["positive", "row"]
 Kind = Literal["I", "II"]
+PartName = Literal["angle", "ratio", "attenuation"]
 ANGLES, SHARES = (0.0, math.pi), (0.0, 1.0)
 _ANGLES, _SHARES, _SCALES, _SHIFTS = "in [0, pi]", "in [0, 1]", span(SCALES), span(SHIFTS)
 _CURVES = f"above 0, {span(CURVES)}, or inf: no curvature"
@@ -82,6 +83,10 @@ class Effect(Protocol):
     @property
     def unbounded(self) -> bool:
         """True if its weights have no bound where beta is below 1."""
+
+    @property
+    def part(self) -> PartName:
+        """Which part of a gradient its weights are: of the angle alone, the ratio, or an attenuation."""
 
     @property
     def idle(self) -> bool:
@@ -137,6 +142,8 @@ class Composes:
 
     unbounded = False
     """True if its weights have no bound where beta is below 1."""
+    part: ClassVar[PartName] = "attenuation"
+    """Which part of a gradient its weights are, for `marginlens.lens.decompose`."""
 
     @property
     def idle(self) -> bool:
@@ -230,6 +237,7 @@ class Emphasis(Composes):
 
     s: Number = 1.0
     c: Number = math.inf
+    part: ClassVar[PartName] = "angle"
     moves_logit = False
     needs_negatives = ""
 
@@ -265,6 +273,7 @@ class Ratio(Composes):
 
     m1: Number
     scope: Scope = "positive"
+    part: ClassVar[PartName] = "ratio"
     angular = True
     moves_logit = False
     needs_negatives = "m1"

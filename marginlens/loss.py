@@ -123,6 +123,10 @@ class Rows(NamedTuple):
     """What the effect multiplies each negative's gradient by."""
     loss: Tensor
     """The row's value."""
+    tau: Tensor
+    """The temperature that the row was made with."""
+    beta: Tensor
+    """The weight of the denominator that the row was made with."""
 
 
 @torch.no_grad()
@@ -156,6 +160,11 @@ def rows(
         row = moco(q, k, positives, queue, in_batch, ask)
     else:
         row = simclr(q, k, ask) if layout == "nt_xent" else byol(q, k, ask)
+    return describe(row, ask)
+
+
+def describe(row: Row, ask: Settings) -> Rows:
+    """Return what the loss sees of rows that have their sines and negatives."""
     w = ask.effect.log_weights(row) or LogWeights()
     zeros = torch.zeros_like(row.cos)
     return Rows(
@@ -163,10 +172,12 @@ def rows(
         theta=row.theta,
         A=row.A,
         q=torch.sigmoid(ask.effect.logit(row) - row.A),
-        f=_slope(row, ask.effect),
+        f=slope(row, ask.effect),
         w_pos=(zeros + w.positive + w.row).exp(),
         w_neg=(zeros + w.row).exp(),
         loss=_value(row, ask),
+        tau=zeros + 1.0 / row.scale,
+        beta=zeros + ask.beta,
     )
 
 
@@ -212,14 +223,14 @@ class _Declared(torch.autograd.Function):
         return once(grads[0] * db, _WHY, b, A), once(grads[0] * dA, _WHY, b, A), None, None, None
 
 
-def _slope(row: Row, effect: Effect) -> Tensor:
+def slope(row: Row, effect: Effect) -> Tensor:
     """Theorem 4.1, first factor: tau times the derivative of the positive's logit with respect to its cosine."""
     along = -row.cos / row.sin.clamp(min=torch.finfo(row.sin.dtype).eps)
     found: Any = torch.func.vjp(lambda cos, sin: effect.logit(row._replace(cos=cos, sin=sin)), row.cos, row.sin)
     logit, back = found
     by_cos, by_sin = back(torch.ones_like(logit))  # rows do not mix
-    slope: Tensor = by_cos + along * by_sin
-    return slope / row.scale
+    turned: Tensor = by_cos + along * by_sin
+    return turned / row.scale
 
 
 def _reduce(value: Tensor, reduction: str) -> Tensor:

@@ -1,1 +1,6 @@
-"""What a margin does to gradients: in theory (`marginlens.lens.theory`)."""
+"""What an effect does to gradients: in theory, on given rows, and on a model that trains."""
+
+from marginlens.lens import theory
+from marginlens.lens.parts import Equivalent, Part, Parts, decompose, equivalent
+
+__all__ = ["Equivalent", "Part", "Parts", "decompose", "equivalent", "theory"]
