@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from marginlens.effects import Attenuation, Emphasis, Margin, Plain, Ratio
     from marginlens.evals.knn import Knn
     from marginlens.evals.probe import Probe
+    from marginlens.lens import Lens
     from marginlens.loss import Rows, info_nce, nt_xent, positive_only, rows
     from marginlens.methods import BYOL, MoCoV3, SimCLR
     from marginlens.modules import InfoNCE, NTXent
@@ -31,6 +32,7 @@ _LABORATORY = r"\.(train|runs|evals)\."
 _LOCK = threading.RLock()
 _NAMES = {
     "marginlens.effects": ("Attenuation", "Emphasis", "Margin", "Plain", "Ratio"),
+    "marginlens.lens": ("Lens",),
     "marginlens.loss": ("Rows", "info_nce", "nt_xent", "positive_only", "rows"),
     "marginlens.modules": ("InfoNCE", "NTXent"),
     "marginlens.notation": ("effect",),
@@ -50,6 +52,7 @@ __all__ = [
     "Emphasis",
     "InfoNCE",
     "Knn",
+    "Lens",
     "Margin",
     "MoCoV3",
     "NTXent",

@@ -95,7 +95,7 @@ class Equivalent(NamedTuple):
 def plain_gradient(rows: Rows) -> Gradient:
     """Eq. 3: the gradient of the loss without an effect on the same rows."""
     row, beta = _row(rows)
-    log_positive, log_negative = _plain(row, beta)
+    log_positive, log_negative = plain_logs(row, beta)
     return Gradient(-log_positive.exp(), log_negative.exp())
 
 
@@ -104,7 +104,7 @@ def gradient(effect: EffectLike, rows: Rows) -> Gradient:
     effect, (row, beta) = as_effect(effect), _row(rows)
     check_negatives(effect, rows)
     part = multiplier(effect, row, beta)
-    log_positive, log_negative = _plain(row, beta)
+    log_positive, log_negative = plain_logs(row, beta)
     return Gradient(
         -part.sign * (log_positive + part.log_positive).exp(),
         torch.where(row.A.isneginf(), 0.0, (log_negative + part.log_negative).exp()),
@@ -196,7 +196,7 @@ def _row(rows: Rows) -> tuple[Row, Tensor]:
     return Row(c, theta.sin(), A, 1.0 / tau), beta
 
 
-def _plain(row: Row, beta: Tensor) -> tuple[Tensor, Tensor]:
+def plain_logs(row: Row, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Return log |dL/dc| and log dL/dA of the plain loss."""
     a = plain_logit(row)
     return _rest(a, row, beta) + row.scale.log(), beta.log() + _negatives(a, row)
@@ -237,11 +237,11 @@ def _tau(weight: float, rows: Rows, cosines: Tensor | None) -> float | None:
         shape = tuple(cosines.shape)
         raise ValueError(f"cosines has shape {shape}; it must be ({len(rows.c)}, m), the negatives of each row")
     (row, beta), near = _row(rows), cosines.double()
-    own, here = float(1.0 / row.scale[0]), _plain(row, beta)[0]
+    own, here = float(1.0 / row.scale[0]), plain_logs(row, beta)[0]
 
     def mean(tau: float) -> float:
         other = Row(row.cos, row.sin, torch.logsumexp(near / tau, 1), torch.full_like(row.scale, 1.0 / tau))
-        return float((_plain(other, beta)[0] - here).exp().mean())
+        return float((plain_logs(other, beta)[0] - here).exp().mean())
 
     steps = [own * 2.0 ** (i / 8) for i in range(65)]
     for low, high in pairwise(steps):
