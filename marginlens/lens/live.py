@@ -263,20 +263,6 @@ def _counts(place: Tensor, weight: Tensor, bins: int) -> Tensor:
     return torch.zeros(bins, dtype=torch.float64, device=place.device).scatter_add_(0, place, weight.double())
 
 
-def read_line(line: Any, where: str) -> dict[str, Any]:
-    """Return a line that a lens wrote; raise if its distribution is not one. `where` names its file and line."""
-    try:
-        counts, theta, q = (line["joint"][name] for name in ("counts", "theta", "q"))
-        whole = len(counts) == len(theta) - 1 and all(len(row) == len(q) - 1 for row in counts)
-        proper = whole and all(isinstance(n, int | float) and n >= 0 for row in counts for n in row)
-    except (KeyError, TypeError):
-        proper = False
-    if not proper:
-        raise ValueError(f"{where} is not a line that a lens wrote; remove it, or record again with --lens")
-    found: dict[str, Any] = line
-    return found
-
-
 def rank_of(gram: Tensor) -> float:
     """Return RankMe of features Z by Z^T Z: exp of the entropy of the singular values' shares (arXiv 2210.02885)."""
     values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt()

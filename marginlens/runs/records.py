@@ -131,6 +131,29 @@ class Speed(Record):
     images_per_second: Amount
 
 
+class Joint(Record):
+    """How many rows had which angle of the positive and which probability."""
+
+    theta: Annotated[list[Number], Field(min_length=2)]
+    q: Annotated[list[Number], Field(min_length=2)]
+    counts: list[list[Annotated[int, Field(ge=0, le=MOST)]]]
+
+    @model_validator(mode="after")
+    def _shaped(self) -> Self:
+        if [len(row) for row in self.counts] != [len(self.q) - 1] * (len(self.theta) - 1):
+            raise ValueError("counts has another shape than its edges")
+        return self
+
+
+class Look(Record):
+    """A line of lens.jsonl: what a lens saw in an epoch."""
+
+    epoch: int
+    step: int
+    rows: Count
+    joint: Joint
+
+
 class Result(Record):
     """result.json: what pre-training gave."""
 

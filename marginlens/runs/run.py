@@ -4,6 +4,7 @@ config.json         settings, data fingerprint, version of the numerics, hash
 environment.jsonl   a line per start: versions, device, git commit, time
 metrics.jsonl       a line per epoch; what a second run of the same settings gives again, bit for bit on a CPU
 speed.jsonl         a line per epoch: seconds, images per second
+lens.jsonl          a line per epoch: rows of the loss, with `--lens`
 checkpoints/        the last two (`checkpoint.py`)
 result.json         there when the run is complete
 failure.json        there when its last start failed: time, line, exit code, step
@@ -30,13 +31,21 @@ from marginlens.data.views import Triple
 from marginlens.files import expanded, opened, parse
 from marginlens.runs import checkpoint, records
 from marginlens.runs.config import NEUTRAL, NUMERICS, Pretrain, changed
-from marginlens.runs.records import Config, Epoch, Evaluation, Failure, Result, Speed, Start
+from marginlens.runs.records import Config, Epoch, Evaluation, Failure, Look, Result, Speed, Start
 from marginlens.settings import MOST, build, quoted_input
 
 State = Literal["complete", "running", "interrupted", "failed", "unreadable"]
 STATES: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "unreadable")
 
-RECORDS = ("config.json", "environment.jsonl", "metrics.jsonl", "speed.jsonl", "result.json", "failure.json")
+RECORDS = (
+    "config.json",
+    "environment.jsonl",
+    "metrics.jsonl",
+    "speed.jsonl",
+    "lens.jsonl",
+    "result.json",
+    "failure.json",
+)
 """What a run's folder holds besides its evaluations and its weights."""
 EVALUATION_FILES = "[!.]*.json"
 """Of evaluations/; a hidden one is another program's, or was never finished."""
@@ -118,6 +127,11 @@ class Run:
     def speeds(self) -> list[Speed]:
         """How fast each epoch was."""
         return self._kept("speeds", lambda: records.lines(Speed, self.path / "speed.jsonl"))
+
+    @property
+    def looks(self) -> list[Look]:
+        """What a lens saw in each epoch; [] if the run was made without one."""
+        return self._kept("looks", lambda: records.lines(Look, self.path / "lens.jsonl"))
 
     @property
     def starts(self) -> list[Start]:

@@ -198,7 +198,7 @@ _UNIQUE = r"\d+-[0-9a-f]{8}"
 """The form of what `unique` returns."""
 _REMOVED = re.compile(rf"\..+-[0-9a-f]{{10}}\.{_UNIQUE}\.removed")
 _DROPPED = re.compile(rf"\.checkpoints\.{_UNIQUE}")
-_RECORD = r"(?:(?:config|result|failure)\.json|(?:environment|metrics|speed)\.jsonl)"
+_RECORD = r"(?:(?:config|result|failure)\.json|(?:environment|metrics|speed|lens)\.jsonl)"
 _CHECKPOINT = r"step-\d+-[0-9a-f]{32}\.(?:safetensors(?:\.damaged)?|partial)"
 _OWN = re.compile(
     rf"(?:{_RECORD}|lock|\.{_RECORD}\.\d+(?:-[0-9a-f]{{8}})?|{_DROPPED.pattern}(?:/{_CHECKPOINT})?"
@@ -324,16 +324,18 @@ def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
 
 def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
     """The name of a record that is not a part of what the other has; "" where all are."""
-    for name in sorted(less.keys() & more.keys() - {"config.json", "failure.json"}):
+    for name in sorted(less.keys() & more.keys() - {"config.json", "failure.json", "lens.jsonl"}):
         if less[name] != more[name] and not (name.endswith(".jsonl") and more[name].startswith(less[name])):
             return name
     return ""
 
 
-_TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "failure.json")
+_TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "lens.jsonl", "failure.json")
 _TIMED_FIELDS = ("seconds", "images_per_second", "environment", "checkpoint")
-"""Facts that differ between two equal outcomes: when, where and how fast. A checkpoint's name is a hash that covers the
-length of speed.jsonl."""
+"""Facts that differ between two equal outcomes: when, where, how fast, and how often a lens looked.
+
+A checkpoint's name is a hash that covers the length of speed.jsonl.
+"""
 
 
 def _differs(content: Mapping[str, bytes], own: Mapping[str, bytes]) -> str:

@@ -35,6 +35,7 @@ class PretrainPlace(Machine):
     resume: bool = Field(False, description="Go on where the same run was interrupted; start it if it was not.")
     knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
     checkpoint_seconds: float = Field(60.0, ge=0, description="Time between checkpoints.")
+    lens: int = Field(0, ge=0, description="Steps between looks at the rows of the loss, for lens.jsonl; 0: none.")
 
 
 class EvaluatePlace(Machine):

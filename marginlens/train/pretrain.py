@@ -35,11 +35,15 @@ from marginlens.runs.model import fingerprint, make_encoder, make_method, make_v
 from marginlens.runs.run import EVALUATION_FILES, Run
 from marginlens.train import engine as engines
 from marginlens.train.engine import Engine, Name
+from marginlens.train.lens import Recorder, scalars
 from marginlens.train.tensorboard import Curves
 from marginlens.train.trainer import Trainer, causes, check_data, load, look, make_optimizer, state
 
 COLLAPSED = 0.05
 """A spread below this is warned about. Seen: 0.09 and more before training, 0.4 and more after, 0.02 in a collapse."""
+
+LINES = ("metrics", "speed", "lens")
+"""Files that get a line for each epoch."""
 
 SEEN = 256
 """Images whose spread is looked at."""
@@ -55,16 +59,20 @@ def pretrain(
     workers: int = 2,
     knn_every: int = 10,
     checkpoint_seconds: float = 60.0,
+    lens: int = 0,
     quiet: bool = False,
 ) -> Run:
     """Pre-trains with these settings in a folder of its own below `runs`, and returns the run.
 
     A run that is complete is returned as it is. One that was interrupted goes on with `resume=True`. `knn_every`:
     epochs between looks at nearest neighbours (0: at the end only); `checkpoint_seconds`: time between checkpoints;
-    `engine`: "graph" captures the whole step once and replays it, "auto" does so where it can.
+    `engine`: "graph" captures the whole step once and replays it, "auto" does so where it can. `lens`: steps between
+    looks at the rows of the loss, written to lens.jsonl for each epoch (0: none); the result is the same with it.
     """
     if not isinstance(settings, Pretrain):
         raise TypeError(f"settings must be a marginlens.Pretrain, such as Pretrain(data='shapes'), not {settings!r}")
+    if isinstance(lens, bool) or not isinstance(lens, int) or lens < 0:
+        raise ValueError(f"lens is {lens!r}; it must be a number of steps, or 0 for none")
     where = choose_device(device)
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
@@ -87,8 +95,9 @@ def pretrain(
             trainer.hold = hold
             with Display(settings.method, trainer.total, settings.epochs, quiet) as display, signals() as asked:
                 chosen = go_on(trainer, display, resume, engine)
+                recorder = Recorder(trainer.method, lens) if lens else None
                 with feed.kept(), Curves(run.path / "tensorboard", trainer.step) as curves:
-                    train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds)
+                    train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds, recorder)
         for path in stale(trainer):
             Display("", quiet=quiet).say(f"{path} was of weights that are gone: it is removed; measure it again")
             path.unlink()
@@ -164,6 +173,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
                 display.say("note: it learns from the test images, so its accuracy on them says little of others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         records.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
+        records.rewind(run.path / "lens.jsonl", found.facts.get("lens", 0) if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if f.idle]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
     why = unmarked(type(trainer.method)) if engine == "auto" else ""
@@ -172,7 +182,7 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
     with disk(run.path, "nothing was lost"):
         for name in ("failure.json", "result.json"):  # how it ended before is past
             (run.path / name).unlink(missing_ok=True)
-        trainer.written = {name: records.length(run.path / f"{name}.jsonl") for name in ("metrics", "speed")}
+        trainer.written = {name: records.length(run.path / f"{name}.jsonl") for name in LINES}
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
         records.append(run.path / "environment.jsonl", work.environment(trainer.feed.device, **facts))
     return chosen
@@ -196,6 +206,7 @@ def train(
     asked: Asked,
     knn_every: int,
     checkpoint_seconds: float,
+    recorder: Recorder | None = None,
 ) -> None:
     """Runs to the end, or to a signal; checkpoints on the way."""
     saved = time.monotonic()
@@ -204,8 +215,10 @@ def train(
         for _ in _steps(trainer, engine):
             trainer.seconds, begin = trainer.seconds + time.perf_counter() - begin, time.perf_counter()
             display.step(trainer.step, lambda: float(_last_loss(trainer)), lambda: trainer.rate)
+            if recorder is not None:
+                recorder.look(trainer.step, getattr(engine, "seen", trainer.seen), trainer.precision)
             if trainer.step % trainer.per_epoch == 0:
-                end_epoch(trainer, display, curves, knn_every)
+                end_epoch(trainer, display, curves, knn_every, recorder)
             if time.monotonic() - saved >= checkpoint_seconds or trainer.step == trainer.total:
                 save(trainer)
                 saved = time.monotonic()
@@ -226,7 +239,9 @@ def _steps(trainer: Trainer, engine: Engine) -> Iterator[None]:
         raise
 
 
-def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int) -> None:
+def end_epoch(
+    trainer: Trainer, display: Display, curves: Curves, knn_every: int, recorder: Recorder | None = None
+) -> None:
     """Measure an epoch, and write the numbers down."""
     settings, epoch = trainer.settings, trainer.step // trainer.per_epoch
     last = trainer.step == trainer.total
@@ -252,11 +267,14 @@ def end_epoch(trainer: Trainer, display: Display, curves: Curves, knn_every: int
             f"collapse, unless this is the very beginning; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
-    for name, line in (("metrics", metrics), ("speed", speed)):
-        with writing(trainer, f"{name}.jsonl") as path:
-            trainer.written[name] = records.append(path, line, trainer.written.get(name))
+    looked = recorder.read() if recorder is not None else {}
+    seen = {"epoch": epoch, "step": trainer.step, **looked} if looked else {}
+    for name, line in zip(LINES, (metrics, speed, seen), strict=True):
+        if line:
+            with writing(trainer, f"{name}.jsonl") as path:
+                trainer.written[name] = records.append(path, line, trainer.written.get(name))
     with writing(trainer, "tensorboard"):
-        curves.add(metrics | {"images_per_second": trainer.rate})
+        curves.add(metrics | {"images_per_second": trainer.rate} | scalars(looked))
     display.epoch(trainer.step, epoch, metrics, trainer.rate)
     trainer.seconds, trainer.counted = 0.0, 0
 
@@ -289,7 +307,7 @@ def save(trainer: Trainer) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Stopped(f"{name} is no longer finite at step {trainer.step}; {causes(trainer)}")
     with writing(trainer, "checkpoints") as folder:
-        facts: dict[str, Any] = {name: trainer.written.get(name, 0) for name in ("metrics", "speed")}
+        facts: dict[str, Any] = {name: trainer.written.get(name, 0) for name in LINES}
         facts |= {"run": run.id, "seconds": trainer.seconds, "counted": trainer.counted}
         scale = {"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {}
         path = checkpoint.write(folder, trainer.step, tensors, facts | scale)

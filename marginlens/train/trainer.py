@@ -52,6 +52,8 @@ class Trainer:
     """True if a collapse has been reported."""
     hold: Hold | None = None
     """This process's hold of the run's folder; None where nothing is written."""
+    seen: list[Tensor] = field(default_factory=list)
+    """The views of the last step, where it was taken operation by operation."""
     written: dict[str, int] = field(default_factory=dict)
     """Length of each file of lines when this process last wrote to it."""
 
@@ -115,8 +117,9 @@ def train_step(trainer: Trainer, views: list[Tensor]) -> None:
     settings, method, optimizer, scaler = trainer.settings, trainer.method, trainer.optimizer, trainer.scaler
     for group in optimizer.param_groups:
         group["lr"] = trainer.lr_at(trainer.step)
+    trainer.seen = [view.contiguous(memory_format=torch.channels_last) for view in views]
     with autocast(trainer.precision, trainer.feed.device):
-        loss = method.loss([view.contiguous(memory_format=torch.channels_last) for view in views])
+        loss = method.loss(trainer.seen)
     optimizer.zero_grad()
     scaler.scale(loss).backward()
     if settings.clip > 0.0:

@@ -1,0 +1,77 @@
+"""A lens on a run: embeds a batch beside the training step, and leaves no trace in what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marginlens.devices import autocast
+from marginlens.lens.live import Lens
+from marginlens.methods.protocol import Method, module_of
+
+
+class Recorder:
+    """Looks at a method's rows at every so-manieth step, and sums up an epoch."""
+
+    def __init__(self, method: Method, every: int) -> None:
+        settings = method.settings
+        named = {name: settings[name] for name in ("tau", "beta") if name in settings}
+        self.method, self.every = method, every
+        self.lens = Lens(settings["effect"], layout=_layout(method), every=1, **named)
+
+    def look(self, step: int, views: Sequence[Tensor], precision: torch.dtype) -> None:
+        """Look at the batch of a step, if its turn has come."""
+        if step % self.every:
+            return
+        features: list[Tensor] = []
+        hook = self.method.backbone.register_forward_hook(lambda *given: features.append(given[-1].detach()))
+        module = module_of(self.method)
+        try:
+            with torch.no_grad(), _unmoved(module), autocast(precision, views[0].device):
+                queries, keys = self.method.queries(views), self.method.keys(views)
+        finally:
+            hook.remove()
+        seen = torch.cat(features).float()
+        for q, k in zip(queries, keys, strict=True) if keys else [queries]:
+            self.lens.observe(q.float(), k.float(), seen)
+
+    def read(self) -> dict[str, Any]:
+        """Return what was seen since the last time; {} if no step's turn came."""
+        found = self.lens.read() if self.lens.sums else {}
+        self.lens.reset()
+        return found
+
+
+def scalars(found: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a look by names such as lens/alignment and lens/features/rank, for curves."""
+    plain = {f"lens/{name}": value for name, value in found.items() if isinstance(value, float)}
+    inner = {name: found[name] for name in ("features", "pull", "times") if name in found}
+    return plain | {
+        f"lens/{name}/{key}": float(value)
+        for name, held in inner.items()
+        for key, value in held.items()
+        if value is not None
+    }
+
+
+@contextmanager
+def _unmoved(module: nn.Module) -> Iterator[None]:
+    """Put the buffers of a module back afterwards, because batch norms count what passes."""
+    buffers = list(module.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, kept in zip(buffers, before, strict=True):
+            buffer.copy_(kept)
+
+
+def _layout(method: Method) -> Any:
+    """Return the layout of a method's loss: among all embeddings, with negatives, or without."""
+    if "beta" not in method.settings:
+        return "positive_only"
+    return "info_nce" if hasattr(method, "teacher") else "nt_xent"
