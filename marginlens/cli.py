@@ -42,6 +42,8 @@ COMMANDS = {
     "runs prune": "marginlens.runs.commands:prune",
     "runs add": "marginlens.runs.commands:add",
     "runs": "marginlens.runs.commands:runs",
+    "lens figures": "marginlens.lens.commands:figures",
+    "lens run": "marginlens.lens.commands:run",
     "demo": "marginlens.demo:demo",
 }
 """A function for each command; for an evaluation, its module. Its docstring is what --help prints."""

@@ -263,6 +263,13 @@ def _counts(place: Tensor, weight: Tensor, bins: int) -> Tensor:
     return torch.zeros(bins, dtype=torch.float64, device=place.device).scatter_add_(0, place, weight.double())
 
 
+def layout_of(method: Any) -> Layout:
+    """Return the layout of a method's loss: with a teacher's negatives, among all embeddings, or with none."""
+    if "beta" not in method.settings:
+        return "positive_only"
+    return "info_nce" if hasattr(method, "teacher") else "nt_xent"
+
+
 def rank_of(gram: Tensor) -> float:
     """Return RankMe of features Z by Z^T Z: exp of the entropy of the singular values' shares (arXiv 2210.02885)."""
     values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt()

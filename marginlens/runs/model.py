@@ -78,10 +78,10 @@ def load_backbone_of(run: Run) -> ResNet:
     return backbone
 
 
-def load_method_of(run: Run) -> Method:
-    """Return the trained method, heads and teacher included, in eval mode."""
+def load_method_of(run: Run, saved: checkpoint.Checkpoint | None = None) -> Method:
+    """Return the trained method, heads and teacher included, in eval mode; `saved` None is its last checkpoint."""
     method = make_method(_from_scratch(run))
-    _load(module_of(method), run, "method.")
+    _load(module_of(method), run, "method.", saved)
     module_of(method).eval()
     return method
 
@@ -100,9 +100,9 @@ def _from_scratch(run: Run) -> Pretrain:
     return run.settings.model_copy(update={"weights": ""})
 
 
-def _load(module: nn.Module, run: Run, prefix: str) -> None:
-    """Copy the part of a run's last checkpoint whose names begin with `prefix` into a module."""
-    found = run.checkpoint()
+def _load(module: nn.Module, run: Run, prefix: str, saved: checkpoint.Checkpoint | None = None) -> None:
+    """Copy the part of a checkpoint whose names begin with `prefix` into a module."""
+    found = saved or run.checkpoint()
     part = {name: tensor for name, tensor in found.tensors.items() if name.startswith(prefix)}
     own = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
     checkpoint.fill(own, found._replace(tensors=part))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marginlens.devices import autocast
-from marginlens.lens.live import Lens
+from marginlens.lens.live import Lens, layout_of
 from marginlens.methods.protocol import Method, module_of
 
 
@@ -21,7 +21,7 @@ class Recorder:
         settings = method.settings
         named = {name: settings[name] for name in ("tau", "beta") if name in settings}
         self.method, self.every = method, every
-        self.lens = Lens(settings["effect"], layout=_layout(method), every=1, **named)
+        self.lens = Lens(settings["effect"], layout=layout_of(method), every=1, **named)
 
     def look(self, step: int, views: Sequence[Tensor], precision: torch.dtype) -> None:
         """Look at the batch of a step, if its turn has come."""
@@ -68,10 +68,3 @@ def _unmoved(module: nn.Module) -> Iterator[None]:
     finally:
         for buffer, kept in zip(buffers, before, strict=True):
             buffer.copy_(kept)
-
-
-def _layout(method: Method) -> Any:
-    """Return the layout of a method's loss: among all embeddings, with negatives, or without."""
-    if "beta" not in method.settings:
-        return "positive_only"
-    return "info_nce" if hasattr(method, "teacher") else "nt_xent"
