@@ -24,7 +24,7 @@ def test_stopped_it_says_how_to_go_on(monkeypatch, tmp_path):
     with pytest.raises(
         Stopped, match=r"^stopped by SIGTERM; kept 5 of 8 steps. The same command goes on there$"
     ) as end:
-        demo._trained("plain", None, demo._settings("plain", 1), tmp_path)
+        demo._trained("plain", None, demo.settings_of("plain", 1), tmp_path)
     assert end.value.code == 143
 
 
