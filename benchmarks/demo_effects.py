@@ -2,6 +2,7 @@
 
     python benchmarks/demo_effects.py runs results/demo_effects.jsonl --share 0/2 &
     python benchmarks/demo_effects.py runs results/demo_effects.jsonl --share 1/2
+    python benchmarks/demo_effects.py runs results/demo_effects.jsonl --summary FILE
 
 Protocol, fixed before the first run:
 
@@ -13,13 +14,15 @@ Protocol, fixed before the first run:
   seeds, on the images kept back, at the demo's rate.
 - Also recorded: kNN, the mean norm of the features, the mean angle of the positives on test images.
 
-A line is written when a run is complete; the same command continues after a stop.
+A line is written when a run is complete; the same command continues after a stop. The demo reads the summary from
+marginlens/report/templates/demo_seeds.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +87,36 @@ def _angle(run: Any) -> float:
         return float(torch.cat([method.rows(pair).theta for pair in views]).rad2deg().mean())
 
 
+def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return means and standard deviations over seeds, by effect and batch, in the order of the plan."""
+    rows = []
+    for asked in plan()[: len(plan()) // len(SEEDS)]:
+        batch = asked.get("batch", 64)
+        same = [x for x in lines if (x["effect"], x["batch"]) == (asked["effect"], batch)]
+        measured = {
+            "holdout": [x["probe"]["holdout"][f"{PROBE.lr:g}"] for x in same],
+            "probe": [x["probe"]["test"][f"{PROBE.lr:g}"] for x in same],
+            "knn": [x["knn"] for x in same],
+            "angle": [x["angle"] for x in same],
+            "norm": [x["feature_norm"] for x in same],
+        }
+        spread = {n: [round(statistics.mean(v), 2), round(statistics.stdev(v), 2)] for n, v in measured.items()}
+        rows.append({"effect": asked["effect"], "batch": batch, "seeds": len(same), **spread})
+    return rows
+
+
 def main() -> None:
-    """Run a share of the plan."""
+    """Run a share of the plan, or sum up what was run."""
     reader = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     reader.add_argument("runs", type=Path)
     reader.add_argument("out", type=Path)
     reader.add_argument("--share", default="0/1")
+    reader.add_argument("--summary", type=Path, help="write means over seeds here, and run nothing")
     asked = reader.parse_args()
+    if asked.summary:
+        lines = [json.loads(x) for x in asked.out.read_text().splitlines()]
+        asked.summary.write_text(json.dumps(summary(lines), indent=1) + "\n")
+        return
     part, of = (int(x) for x in asked.share.split("/"))
     for number, one in enumerate(plan()):
         done = [json.loads(x) for x in asked.out.read_text().splitlines()] if asked.out.exists() else []

@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from marginlens.evals.features import features, frozen, plain_images
 from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.evals.probe import Probe, measure
 from marginlens.files import check_replaceable, deliver, writing
+from marginlens.lens.parts import decompose
+from marginlens.loss import Rows
 from marginlens.methods import Method
 from marginlens.output import Display, errors
 from marginlens.report import render
@@ -43,17 +46,31 @@ from marginlens.train.pretrain import pretrain
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-EFFECTS = {"plain": "plain", "margin": "margin(m1=0.2, m2=0.1)", "emphasis": "emphasis(s=2)"}
+EFFECTS = {
+    "plain": "plain",
+    "decoupled": "attenuation(alpha=1)",
+    "margin": "margin(m2=0.2)",
+    "emphasis": "emphasis(s=2, c=1)",
+}
+"""Plain, the decoupled loss (DCL), and the best margin and emphasis of `results/demo_effects.jsonl`."""
 EPOCHS = 10
 KNN_EVERY = 2
 PROBE = Probe(epochs=8, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
 """Short, and in small batches: on 2 cores there is no time for the recipe's hundred epochs."""
 BATCH = 250
-COLOURS = {"random": "#8a8a8a", "plain": "#1f6fb4", "margin": "#d1495b", "emphasis": "#2a9d6f"}
+COLOURS = {
+    "random": "#8a8a8a",
+    "plain": "#1f6fb4",
+    "decoupled": "#8e5aa8",
+    "margin": "#d1495b",
+    "emphasis": "#2a9d6f",
+}
 MARKS = {"html": "<!doctype html>\n<html[^\n]*\n<title>marginlens demo</title>", "png": MARK}
 """How our page and picture can be told from a stranger's, which are never replaced."""
 POINTS = 1000
 """Of a map."""
+SWEEP: list[dict[str, Any]] = jsons.loads((Path(__file__).parent / "report/templates/demo_seeds.json").read_text())
+"""Means and standard deviations over five seeds of each effect; `benchmarks/demo_effects.py` wrote them."""
 
 Draw: TypeAlias = "Callable[[FigureBase, Sequence[Shown]], None]"
 
@@ -71,20 +88,41 @@ class Shown:
     """None for the random encoder."""
     places: dict[str, NDArray[np.float32]]
     """Where the map has test images of each kind, (n, 2); only who is near whom means anything."""
-    angles: Tensor
-    """Angles of the positives of the test images, in radians, (n,)."""
+    rows: Rows
+    """What the loss would see of the test images."""
+    norm: float
+    """The mean norm of their features."""
 
     @property
-    def degrees(self) -> float:
-        """The mean angle."""
-        return float(self.angles.rad2deg().mean())
+    def degrees(self) -> Tensor:
+        """Angles of the positives, (n,)."""
+        return self.rows.theta.rad2deg()
+
+    @property
+    def angle(self) -> float:
+        """The mean angle in degrees."""
+        return float(self.degrees.mean())
+
+    @property
+    def weights(self) -> Tensor:
+        """How the effect multiplies the gradient of each positive, (n,)."""
+        return decompose(self.effect if self.metrics else "plain", self.rows).product.positive
+
+
+class Seeds(NamedTuple):
+    """Five seeds of an effect: mean and standard deviation of what was measured on the test images."""
+
+    seeds: int
+    probe: tuple[float, float]
+    angle: tuple[float, float]
+    norm: tuple[float, float]
 
 
 def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) -> None:
-    """Pre-train MoCo v3 on shapes plain, with a margin and with emphasis, probe the runs, and write a page.
+    """Pre-train MoCo v3 on shapes with four losses, probe the runs, and write a page that explains the difference.
 
-    This takes three to four minutes on two CPU cores. Run it again to continue after a stop. The page shows what was
-    measured, whichever wins.
+    The losses are plain, decoupled, with a margin and with emphasis. This takes three to four minutes on two CPU cores.
+    Run it again to continue after a stop. The page shows each run beside five seeds that were run before.
 
     Args:
         out: The folder to write: report.html, report.png, and the runs.
@@ -105,7 +143,7 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
         console.print(f"\n{name}: {EFFECTS[name]}", markup=False)
         shown.append(_trained(name, feed, settings_of(EFFECTS[name], epochs), out / "runs"))
     with writing(out / "report.png", "--out"):
-        deliver(out / "report.png", _drawn(_draw_all, (12.8, 7.0), shown, "png"), MARKS["png"])
+        deliver(out / "report.png", _drawn(_draw_all, (14.4, 6.8), shown, "png"), MARKS["png"])
     with writing(out / "report.html", "--out"):
         deliver(out / "report.html", _page(shown, feed, plain), MARKS["html"])
     if json:
@@ -129,7 +167,7 @@ def _random(feed: Feed, settings: Pretrain) -> Shown:
     task = Task(method.backbone, feed, settings.size, torch.float32, display)
     top1 = measure(task, [PROBE])[PROBE]["top1"]
     near = knn_accuracy(method.backbone, feed, Knn(), settings.size, torch.float32)
-    return Shown("random", "not trained", top1, near or 0.0, 0.0, [], *_look(method, feed, settings))
+    return Shown("random", "", top1, near or 0.0, 0.0, [], *_look(method, feed, settings))
 
 
 def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
@@ -143,15 +181,15 @@ def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
     return Shown(name, settings.effect, top1, result.knn or 0.0, result.seconds or 0.0, run.metrics, *looks)
 
 
-def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[dict[str, NDArray[np.float32]], Tensor]:
-    """Return a map of the test images, and the angles between the two views of each as the loss would see them."""
+def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[dict[str, NDArray[np.float32]], Rows, float]:
+    """Return a map of the test images, what the loss would see of two views of each, and the size of their features."""
     some = torch.arange(len(feed.labels("test")))
     found = features(method.backbone, plain_images(feed, "test", some, settings.size), torch.float32)
     assert isinstance(method, nn.Module)
     with frozen(method):
         views = feed.views("test", some, make_views(settings, feed), settings.seed, 0, BATCH)
-        angles = torch.cat([method.rows(pair).theta for pair in views])
-    return _map(found[:POINTS], feed), angles
+        rows = Rows(*(torch.cat(parts) for parts in zip(*map(method.rows, views), strict=True)))
+    return _map(found[:POINTS], feed), rows, float(found.norm(dim=1).mean())
 
 
 def _map(rows: Tensor, feed: Feed) -> dict[str, NDArray[np.float32]]:
@@ -166,16 +204,20 @@ def _map(rows: Tensor, feed: Feed) -> dict[str, NDArray[np.float32]]:
 
 
 def _table(shown: list[Shown]) -> Table:
-    table = Table("", "effect", "probe", "kNN", "angle", "time", title="MoCo v3 on shapes: top-1, positive angle")
+    table = Table("", "effect", "probe", "5 seeds", "kNN", "angle", "time", title="MoCo v3 on shapes: top-1")
     for row in shown:
         taken = f"{row.seconds:.0f} s" if row.seconds else ""
-        table.add_row(row.name, row.effect, f"{row.probe:.1f} %", f"{row.knn:.1f} %", f"{row.degrees:.0f}°", taken)
+        known = seeds_of(row.effect) if row.effect else None
+        before = "{:.1f} ± {:.1f}".format(*known.probe) if known else ""
+        table.add_row(
+            row.name, row.effect, f"{row.probe:.1f} %", before, f"{row.knn:.1f} %", f"{row.angle:.0f}°", taken
+        )
     return table
 
 
 def _json(shown: list[Shown]) -> str:
     kept = ("name", "effect", "probe", "knn", "seconds")
-    rows = [{name: getattr(row, name) for name in kept} | {"angle": float(row.angles.mean())} for row in shown]
+    rows = [{name: getattr(row, name) for name in kept} | {"angle": row.angle, "norm": row.norm} for row in shown]
     return jsons.dumps({"version": ml.__version__, "rows": rows}, indent=1)
 
 
@@ -185,7 +227,9 @@ def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
         "demo.html.j2",
         shown=shown,
         colours=COLOURS,
-        verdict=_verdict(shown),
+        lesson=lesson(shown),
+        seeds={row.name: seeds_of(row.effect) for row in shown if row.effect},
+        sweep=SWEEP,
         drawings={name: _svg(name, shown) for name in DRAWINGS},
         views=_views(feed, settings),
         settings=settings,
@@ -195,14 +239,42 @@ def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
     return page.encode(errors="backslashreplace")
 
 
-def _verdict(shown: Sequence[Shown]) -> str:
-    """Return what the numbers say, and how much that is worth."""
-    best = max(shown, key=lambda row: row.probe)
-    plain = next((row for row in shown if row.name == "plain"), best)
-    said = f"The best probe is {best.name}'s, {best.probe:.1f} %"
-    if best is not plain:
-        said += f", {best.probe - plain.probe:.1f} points above plain's"
-    return f"{said}. One seed of a short run on a small set: another seed may move a number by ten points."
+def seeds_of(effect: str, batch: int = 64) -> Seeds | None:
+    """Return what five seeds of an effect gave; None for an effect that was not in the sweep."""
+    for row in SWEEP:
+        if (row["effect"], row["batch"]) == (effect, batch):
+            return Seeds(row["seeds"], *(tuple(row[name]) for name in ("probe", "angle", "norm")))
+    return None
+
+
+def lesson(shown: Sequence[Shown]) -> list[str]:
+    """Return three sentences: what happened, why, and what a probe at a fixed rate makes of it."""
+    known = {row.name: found for row in shown if row.effect and (found := seeds_of(row.effect))}
+    ranked = sorted(known, key=lambda name: -known[name].probe[0])
+    order = ", ".join(f"{name} {known[name].probe[0]:.0f} ± {known[name].probe[1]:.0f} %" for name in ranked)
+    trained = [row for row in shown if row.metrics]
+    plain = next(row for row in trained if row.name == "plain")
+    closer = [row for row in trained if row.angle < plain.angle - 1.0]
+    pulled = " and ".join(f"{row.name} ({row.angle:.0f}°)" for row in closer)
+    what = f"{pulled} pull positives closer than plain does ({plain.angle:.0f}°)"
+    angles = what if closer else f"no effect pulls positives closer than plain does ({plain.angle:.0f}°)"
+    low, high = (pick(row.norm for row in trained) for pick in (min, max))
+    alike = "about equally large" if high < 1.15 * low else f"up to {high / low:.1f} times as large as others"
+    small, large = (
+        seeds_of("attenuation(alpha=1)", batch).probe[0] - seeds_of("plain", batch).probe[0]  # type: ignore[union-attr]
+        for batch in (32, 64)
+    )
+    return [
+        f"Over five seeds the probe reads off the features: {order}; one run differs from another by as much.",
+        f"{angles[0].upper()}{angles[1:]}, which does not make features better by itself; the decoupled loss, proposed "
+        f"for small batches, is {_apart(large)} plain at batch 64 and {_apart(small)} at batch 32.",
+        f"Features are {alike} here (mean norm {low:.1f} to {high:.1f}), so a probe at one learning rate treats these "
+        f"runs alike; on CIFAR, emphasis makes them four times as large, and a probe at a low fixed rate then favours it.",
+    ]
+
+
+def _apart(points: float) -> str:
+    return f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
 
 
 def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
@@ -239,18 +311,20 @@ def _drawn(draw: Draw, size: tuple[float, float], shown: Sequence[Shown], kind: 
 
 def _draw_all(figure: FigureBase, shown: Sequence[Shown]) -> None:
     top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 1.15))[:, 0]
-    parts = [*top.subfigures(1, 3, squeeze=False, width_ratios=(1, 2, 1))[0], bottom]
+    parts = [*top.subfigures(1, 4, squeeze=False, width_ratios=(1.3, 1.9, 1, 1.1))[0], bottom]
     for (draw, _), part in zip(DRAWINGS.values(), parts, strict=True):
         draw(part, shown)
 
 
 def _draw_accuracy(figure: FigureBase, shown: Sequence[Shown]) -> None:
     axes, colours = figure.subplots(), [COLOURS[row.name] for row in shown]
-    for width, values, alpha in ((-0.4, [row.probe for row in shown], 1.0), (0.4, [row.knn for row in shown], 0.5)):
-        bars = axes.bar(range(len(shown)), values, width, align="edge", color=colours, alpha=alpha)
-        axes.bar_label(bars, fmt="%.1f", fontsize=8)
-    axes.set_xticks(range(len(shown)), [row.name for row in shown])
-    axes.set(title="top-1 in %: linear probe, kNN (pale)", ylim=(0, 105))
+    bars = axes.bar(range(len(shown)), [row.probe for row in shown], 0.6, color=colours)
+    axes.bar_label(bars, fmt="%.0f", fontsize=8, label_type="center", color="white")
+    for place, row in enumerate(shown):
+        if row.effect and (known := seeds_of(row.effect)):
+            axes.errorbar(place + 0.4, *known.probe, fmt="o", color="black", ms=4, capsize=3)
+    axes.set_xticks(range(len(shown)), [row.name for row in shown], fontsize=8)
+    axes.set(title="linear probe in % (dot: mean and std of 5 seeds)", ylim=(0, 105))
 
 
 def _draw_training(figure: FigureBase, shown: Sequence[Shown]) -> None:
@@ -272,8 +346,28 @@ def _draw_training(figure: FigureBase, shown: Sequence[Shown]) -> None:
 def _draw_angles(figure: FigureBase, shown: Sequence[Shown]) -> None:
     axes = figure.subplots()
     for row in shown:
-        axes.hist(row.angles.rad2deg().numpy(), range(0, 136, 3), histtype="step", color=COLOURS[row.name])
+        axes.hist(row.degrees.numpy(), range(0, 91, 3), histtype="step", color=COLOURS[row.name], lw=1.4)
     axes.set(title="angles of the positives", xlabel="degrees", yticks=[])
+
+
+def _draw_weights(figure: FigureBase, shown: Sequence[Shown]) -> None:
+    """Draw how each effect multiplies the gradient of a positive, over the angles that occurred in its run."""
+    axes = figure.subplots()
+    for row in shown:
+        if not row.metrics:
+            continue
+        angle, weight = row.degrees.double(), row.weights
+        places = angle.quantile(torch.linspace(0.02, 0.98, 13, dtype=torch.float64))
+        bins = [(angle >= low) & (angle <= high) for low, high in pairwise(places)]
+        middle = [float(angle[some].mean()) for some in bins]
+        low, half, high = ([float(weight[some].quantile(share)) for some in bins] for share in (0.1, 0.5, 0.9))
+        axes.plot(middle, half, color=COLOURS[row.name], label=row.name)
+        axes.fill_between(middle, low, high, color=COLOURS[row.name], alpha=0.15, lw=0)
+    axes.axhline(1.0, color="black", lw=0.5)
+    axes.set(title="weight on the positive's gradient", xlabel="degrees", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="both", labelsize=7)
 
 
 def _draw_maps(figure: FigureBase, shown: Sequence[Shown]) -> None:
@@ -289,6 +383,7 @@ DRAWINGS: dict[str, tuple[Draw, tuple[float, float]]] = {
     "accuracy": (_draw_accuracy, (6.4, 3.0)),
     "training": (_draw_training, (9.6, 3.2)),
     "angles": (_draw_angles, (6.4, 3.0)),
+    "weights": (_draw_weights, (6.4, 3.2)),
     "maps": (_draw_maps, (9.6, 3.3)),
 }
 """What draws each part of the page, and its size in inches."""
