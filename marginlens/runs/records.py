@@ -116,6 +116,7 @@ class Epoch(Record):
     loss: Number
     lr: Number | None = None
     spread: Number | None = None
+    """Spread of the features of 256 images drawn from all; records made before commit add0d3b have the first 256."""
     embedding_spread: Number | None = None
     ema: Number | None = None
     knn: Percent | None = None
