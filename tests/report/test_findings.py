@@ -167,3 +167,40 @@ def test_the_evidence_in_the_readme(runs):
         name = next((name for name in known if row["situation"].startswith(name)), None)
         assert numbers == (known.pop(name) if name else []), row["situation"]
     assert not known
+
+
+def test_seconds_an_epoch(runs):
+    """Medians of MoCo v3's full runs; a run that shared the GPU took 0.8 s and more."""
+    medians = {
+        norms: sorted(
+            (statistics.median(speed.seconds for speed in run.speeds), run.started[:10], run.settings.data)
+            for run in runs
+            if (run.settings.method, run.settings.epochs, run.settings.predictor_bn) == ("mocov3", 200, True)
+            and run.settings.bn_splits == splits
+        )
+        for norms, splits in (("whole", 1), ("quarters", 4))
+    }
+    alone = {norms: [one for one in found if one[0] < 0.8] for norms, found in medians.items()}
+    first = [one for one in alone["quarters"] if one[0] < 0.73]
+    expected = [alone["whole"], first, [one for one in alone["quarters"] if one not in first]]
+    table = [row for row in m.rows("docs/developing/performance.md", "The training step") if "median epoch" in row]
+    for row, group in zip(table, expected, strict=True):
+        assert row["runs"] == str(len(group))
+        assert row["median epoch"] == f"{m.shown(group[0][0], '0.001')} to {m.shown(group[-1][0], '0.001')} s"
+    seconds = [m.shown(one[0]) for one in alone["quarters"] if one[2] == "cifar10"]
+    readme = (m.ROOT / "README.md").read_text()
+    assert f"an epoch of CIFAR-10 takes {seconds[0]} to {seconds[-1]} s by the recipe" in readme
+
+
+def test_the_spread_changed_its_meaning(runs):
+    """At commit add0d3b, of that time; `numerics` is 1 on both sides."""
+    changed = "2026-11-16T08:24"
+    full = [run for run in runs if run.settings.epochs == 200]
+    for row in m.rows("docs/paper/appendix.md", "How the runs were made"):
+        if "since" not in row:
+            continue
+        own = [run for run in full if run.settings.data == DATA[row["data"]]]
+        for name, of in (("before", lambda run: run.started < changed), ("since", lambda run: run.started >= changed)):
+            group = [run.result.spread for run in own if of(run)]
+            assert row[name] == f"{m.shown(min(group))} to {m.shown(max(group))} ({len(group)} runs)"
+    assert {run.numerics for run in full} == {1}
