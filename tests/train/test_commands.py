@@ -47,9 +47,7 @@ def test_from_images_to_an_accuracy(capsys, tmp_path, monkeypatch):
     assert "top-1" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
     assert "8 images kept back" in run(capsys, "probe", folder, "--epochs", 2, "--holdout", 8).out
     near = run(capsys, "knn", folder).out
-    assert re.search(
-        r"knn on little: top-1 [\d.]+ %, on the test set; there are 32 images to learn from, and all vote", near
-    )
+    assert re.search(r"knn on little: top-1 [\d.]+ %, on the test set; .*\b32\b.* vote", near)
     assert "vote" not in run(capsys, "knn", folder, "--k", 32).out
     (kept,) = (p for p in Path(folder, "evaluations").glob("knn-*") if '"k": 200' in p.read_text())
     kept.write_text(re.sub(r'\s*"neighbours": 32,', "", kept.read_text()))  # as the first runs wrote it
