@@ -451,11 +451,11 @@ def test_only_some_tables(store):
         ({"top1": "90"}, "top1 is '90'"),
         (
             {"settings": {"colour": "red"}},
-            "this version of marginlens does not know such an evaluation, and a later one may: there is no setting",
+            "this version of marginlens does not know such an evaluation, but a later one may: there is no setting",
         ),
         (
             {"kind": "retrieval"},
-            "this version of marginlens does not know such an evaluation, and a later one may: there is no evaluation",
+            "this version of marginlens does not know such an evaluation, but a later one may: there is no evaluation",
         ),
     ],
     ids=str,

@@ -309,7 +309,7 @@ def test_the_end_of_a_complete_run_is_made_again(interrupted, whole, gone):
     newest = checkpoints(run)[-1]
     newest.unlink() if gone else newest.write_bytes(b"")
     again = ml.pretrain(run.settings, runs=run.path.parent, quiet=True)
-    with pytest.raises(ValueError, match="makes the end again"):
+    with pytest.raises(ValueError, match=r"; to redo the end, run: .* --resume"):
         again.checkpoint()
     same_end(resume(run), whole)
 
