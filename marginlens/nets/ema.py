@@ -99,7 +99,7 @@ def _check_schedule(base: float, step: int, total: int) -> None:
 def learning_rate(step: int, total: int, base: float, warmup: int = 0) -> float:
     """Return a rate that rises linearly to `base` at step `warmup`, then falls by half a cosine to 0 at `total`."""
     if not 0 <= step <= total or not 0 <= warmup < total:
-        raise ValueError(f"step is {step} of {total}, with a warm-up of {warmup}; both must be within the run")
+        raise ValueError(f"step is {step} of {total} with a warm-up of {warmup}; both must be within the run")
     if step < warmup:
         return base * step / warmup
     return base * (1.0 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2.0

@@ -377,7 +377,7 @@ MISTAKES = {
         "batch=64|512",
         "--data",
         "shapes",
-    ): "batch=512 cannot be run: batch is 512, and there are only",
+    ): "batch=512 cannot be run: batch is 512, but there are only",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--device", "tpu"): "there is no device 'tpu'",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--at-once", "0"): "at_once is 0",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--runs", "/dev/null"): "/dev/null is a file",
