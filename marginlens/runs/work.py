@@ -64,7 +64,7 @@ class Hold:
         if not self.guarded and not self._same(self.path / "lock", self.file):
             raise Stopped(
                 f"{self.path / 'lock'} was removed meanwhile, and another process may work there; nothing was "
-                f"written since. Continue with --resume"
+                f"written since. Go on with --resume"
             )
 
     @staticmethod

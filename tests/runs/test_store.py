@@ -462,7 +462,7 @@ def test_weights_that_a_killed_process_left_are_swept(trained):
 def test_weights_that_are_needed_are_kept(trained, interrupted, tmp_path):
     with work.locked(trained), pytest.raises(ValueError, match="is in use by process"):
         drop_weights(trained)
-    with pytest.raises(ValueError, match="is not complete: .* needs its weights"):
+    with pytest.raises(ValueError, match=r"is not complete: .* needs its weights"):
         drop_weights(run := interrupted(3, runs=tmp_path / "cut"))
     for kept in (trained, run):
         assert checkpoint.names(kept.path / "checkpoints")
