@@ -1,4 +1,4 @@
-"""The demo: small, from end to end; and the page it makes."""
+"""The demo: small, from end to end, and its page."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Files and systems that mean us harm: each is one line that names the file, in bounded time and memory."""
+"""Malicious files and broken systems: each gives one line that names the file, in bounded time and memory."""
 
 import io
 import json

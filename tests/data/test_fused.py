@@ -1,6 +1,6 @@
-"""The fused kernel against its slow twins: what it draws to the bit, what it makes of it to 1e-5 of a pixel's range.
+"""The fused kernel against its slow twins: parameters to the bit, pixels to 1e-5 of their range.
 
-A bfloat16 may in addition be off by half a step, 2^-8 of it; in the interpreter by a whole one, as that rounds down.
+A bfloat16 may also be off by half a step, 2^-8 of it; in the interpreter by a whole step, because that rounds down.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Official formats, read right; everything else refused by name and reason."""
+"""Official formats are read right; everything else is refused with its name and the reason."""
 
 import http.server
 import shutil

@@ -1,4 +1,4 @@
-"""A store is there whole or not at all."""
+"""A store exists whole or not at all."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Nothing of the user's is ever replaced or removed: whatever we did not write is left as it is, in every place."""
+"""Nothing of the user's is ever replaced or removed: files that we did not write stay, everywhere."""
 
 import json
 import os

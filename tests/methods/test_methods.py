@@ -1,6 +1,6 @@
 """Each method against its definition: heads written out, an explicit matrix of similarities, cross-entropy, autograd.
 
-Of the package only the backbone is taken. In float64, so that what differs is the rule and not rounding.
+Only the backbone comes from the package. All is float64, so a difference is a wrong rule and not rounding.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""The teacher: what is averaged, what is not, and the momentum's schedules against their closed form."""
+"""The teacher: which tensors are averaged, which are not, and the momentum's schedules against their closed form."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which run stands where: laws about what may be laid beside a published number, and what may not."""
+"""Where each run is shown: laws about which runs may stand beside a published number."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""The appendix of runs, held against the records: every number in its tables is what a record says."""
+"""The appendix of runs against the records: every number in its tables comes from a record."""
 
 import re
 

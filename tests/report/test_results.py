@@ -1,4 +1,4 @@
-"""The committed tables are what the committed records give: nothing in them is typed by hand."""
+"""The committed tables follow from the committed records: nothing in them is typed by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Records that no run wrote: every command says them in a line, and none stumbles over them."""
+"""Records that no run wrote: every command reports them in a line, and none crashes."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`marginlens runs` and its kin: what they print, what they refuse, and what they never touch."""
+"""`marginlens runs` and its subcommands: their output, their errors, and the files that they never touch."""
 
 import json
 import os

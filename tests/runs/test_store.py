@@ -1,4 +1,4 @@
-"""Looking at a store, bringing runs in, and taking things out: a run is whole or not there, whatever happens."""
+"""List a store, add runs, remove runs: whatever happens, a run is whole or not there."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run is to a cell of the paper: exact, shorter, rehearsal, or nothing to do with it."""
+"""A run's relation to a cell of the paper: exact, shorter, rehearsal, or none."""
 
 from dataclasses import replace
 

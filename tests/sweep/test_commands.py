@@ -1,4 +1,4 @@
-"""`sweep` and `reproduce` by the command line, with runs that are only pretended: what is planned, said and refused."""
+"""`sweep` and `reproduce` on the command line, with fake runs: plans, output and errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Features and weights that leave the laboratory say what they are."""
+"""Exported features and weights describe themselves."""
 
 import json
 import os

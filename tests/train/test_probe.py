@@ -1,4 +1,4 @@
-"""Evaluation: an oracle for each number, a backbone that nothing touches, a test set that holding out never meets."""
+"""Evaluations: an oracle for each number, an unchanged backbone, and a test set that --holdout never touches."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What a run's folder says of itself, and what is refused as one."""
+"""The records of a run's folder, and folders that are refused."""
 
 import errno
 import json

@@ -1,7 +1,7 @@
-"""The law: a run that was killed, at whatever moment, and resumed, ends with the bits of one that was not.
+"""The law: a run that was killed at any moment and resumed has the same bits as one that was not.
 
-Children that are forked after the imports are killed, so that a kill costs no start-up; `drive` and `inject` run in a
-process of their own, whose children they are.
+Killed children are forked after the imports, so that a kill costs no start-up. `drive` and `inject` run in a process of
+their own, which forks these children.
 """
 
 import json
