@@ -1,7 +1,7 @@
 """`shapes`: ten kinds of figure, drawn by a formula, so that everything runs offline in a minute on a CPU.
 
 A fair test of a representation: pixels say little about the class. Figures are large, on a plain ground, in two random
-tones, of which either may be brighter. They are turned, sheared and moved, and their outline wobbles, so no two of a
+tones, either of them brighter. They are turned, sheared and moved, and their outline wobbles, so no two of a
 class are alike.
 
 Textured grounds and colours would spoil the test, because instances could then be told apart without the figure. Colour

@@ -91,7 +91,7 @@ def evaluate(
     feed = open_feed(data, choose_device(device), workers)
     if not to and feed.fingerprint != run.data:
         raise ValueError(
-            f"{data} is not what {run.path} learned from: its content has changed since; "
+            f"the content of {data} has changed since {run.path} learned from it; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
     wanted = build(Wanted, {"kind": name, "data": data, "settings": chosen, "beside": tuple(beside)})

@@ -56,7 +56,7 @@ class Elsewhere(Settings):
 
 
 class EmbedPlace(Machine):
-    """What to embed."""
+    """The images to embed."""
 
     data: str = Field(description="A folder of images, or the name of a prepared data set.")
     out: str = Field(description="The safetensors file to write.")
@@ -67,7 +67,7 @@ class EmbedPlace(Machine):
 
 
 class ExportPlace(Settings):
-    """What to write."""
+    """The file to write."""
 
     out: str = Field(description="The safetensors file to write; its model card is written beside it.")
 
