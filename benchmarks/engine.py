@@ -1,10 +1,10 @@
-"""The captured training step on a GPU, with and without each of its parts, and where its time goes.
+"""Time the captured training step on a GPU, with and without each of its parts, and profile it.
 
     python benchmarks/engine.py [--only steps parts profile together probe large] [--out results/engine_gpu.json]
 
 A MoCo v3, SimCLR and BYOL step of ResNet-18 at batch 256, bf16, on random images of CIFAR-10's number and size: replays
-timed by events, and whole epochs by the clock. `parts` leaves one thing out at a time; `profile` sums kernels by kind;
-`together` replays two runs at once; `probe` takes a linear probe's hundred epochs; `large` is 64 px.
+timed by events, whole epochs by the clock. `parts` leaves out one part at a time; `profile` sums kernels by kind;
+`together` replays two runs at once; `probe` trains a linear probe for a hundred epochs; `large` uses 64 px.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def trainer_of(held: Store, method: str, **more: Any) -> Trainer:
 
 
 def timed(held: Store, method: str, **more: Any) -> dict[str, Any]:
-    """Milliseconds of a replay and seconds of an epoch."""
+    """Return milliseconds of a replay and seconds of an epoch."""
     beside = more.pop("beside", True)
     trainer = trainer_of(held, method, **more)
     begin = time.perf_counter()
@@ -87,7 +87,7 @@ def timed(held: Store, method: str, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def without(name: str, value: Any) -> Iterator[None]:
-    """The engine with one of its names replaced."""
+    """Build the engine with one of its names replaced."""
     kept = getattr(engine, name)
     setattr(engine, name, value)
     try:
@@ -97,7 +97,7 @@ def without(name: str, value: Any) -> Iterator[None]:
 
 
 def parts(held: Store) -> Iterator[dict[str, Any]]:
-    """A step without one thing at a time."""
+    """Time a step without one part at a time."""
     yield {"what": "one stream", **timed(held, "mocov3", beside=False)}
     with without("Side", lambda stream: None):
         yield {"what": "weight gradients in line", **timed(held, "mocov3")}
@@ -108,7 +108,7 @@ def parts(held: Store) -> Iterator[dict[str, Any]]:
 
 
 def kinds(held: Store, method: str) -> dict[str, Any]:
-    """Microseconds of a replay by kind of kernel, all on one stream."""
+    """Return microseconds of a replay by kind of kernel, all on one stream."""
     graph = engine.Graph(trainer_of(held, method), beside=False)
     graph.begin(0, 0)
     assert graph.graph is not None
@@ -129,7 +129,7 @@ def kinds(held: Store, method: str) -> dict[str, Any]:
 
 
 def together(held: Store, count: int = 2, steps: int = 40) -> dict[str, Any]:
-    """Milliseconds a step of several runs, one after another and at once."""
+    """Return milliseconds per step of several runs, one after another and at once."""
     graphs = [engine.Graph(trainer_of(held, "mocov3", seed=seed)) for seed in range(count)]
     streams = [torch.cuda.Stream() for _ in graphs]
 
@@ -151,7 +151,7 @@ def together(held: Store, count: int = 2, steps: int = 40) -> dict[str, Any]:
 
 
 def probe(held: Store) -> dict[str, Any]:
-    """Seconds of a linear probe's hundred epochs of fresh crops; the backbone's weights do not matter."""
+    """Return seconds of a linear probe's hundred epochs of fresh crops. The backbone's weights do not matter."""
     train = held.splits["train"]
     with_test = replace(held, splits={"train": train, "test": Split(train.images[:10_000], train.labels[:10_000])})
     feed = Arrays(with_test, torch.device("cuda"))
@@ -167,7 +167,7 @@ def probe(held: Store) -> dict[str, Any]:
 
 
 def large(images: int = 20_480) -> Iterator[dict[str, Any]]:
-    """64 px, with the pooled stem."""
+    """Time 64 px with the pooled stem."""
     draws = np.random.default_rng(0)
     split = Split(draws.integers(0, 256, (images, 3, 64, 64), dtype=np.uint8), draws.integers(0, 10, images))
     held = Store("cifar10", {"train": split}, tuple("abcdefghij"), (0.5,) * 3, (0.25,) * 3, "random")

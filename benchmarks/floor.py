@@ -1,10 +1,10 @@
-"""The floor under a training step on a GPU: every convolution alone, and the bytes that everything else must move.
+"""Measure the floor under a training step on a GPU: every convolution alone, and the bytes that the rest must move.
 
     python benchmarks/floor.py            a MoCo v3 step of ResNet-18 at batch 256, 32 and 64 px, bf16, channels-last
 
-Each convolution's forward pass, data gradient and weight gradient is timed by itself and summed; batch norm, additions,
-ReLU and parameters are counted in bytes and divided by the memory's measured rate. The step as it runs today is timed
-beside them, whole and in parts. Writes results/floor_gpu.json.
+Each convolution's forward pass, data gradient and weight gradient is timed alone, and the times are summed. Bytes of
+batch norm, additions, ReLU and parameters are divided by the measured memory rate. The real step is timed beside this,
+whole and in parts. Writes results/floor_gpu.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUT = Path(__file__).parents[1] / "results" / "floor_gpu.json"
 
 
 def milliseconds(call, repeats=30):
-    """The median time of a call on the GPU, by events, after a warm-up."""
+    """Return the median time of a call on the GPU, by events, after a warm-up."""
     for _ in range(5):
         call()
     times = []
@@ -41,7 +41,7 @@ def milliseconds(call, repeats=30):
 
 
 def captured(call, repeats=20):
-    """The same, of calls captured in one graph: what the GPU takes, without the host's launches."""
+    """Return the median time of calls captured in one graph: the GPU's time without the host's launches."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def captured(call, repeats=20):
 
 
 def rates():
-    """Matrix products in TFLOP/s and copies in GB/s, as measured here."""
+    """Measure matrix products in TFLOP/s and copies in GB/s."""
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=DTYPE) for _ in range(2))
     x = torch.empty(2**30, device="cuda", dtype=torch.uint8)
@@ -63,7 +63,7 @@ def rates():
 
 
 def layers(size):
-    """Every convolution and batch norm of the encoder with the shape that reaches it."""
+    """Return every convolution and batch norm of the encoder with its input's shape."""
     model = encoder("resnet18", stem=default_stem("resnet18", size)).cuda().to(memory_format=torch.channels_last)
     found = []
     for module in model.modules():
@@ -75,7 +75,7 @@ def layers(size):
 
 
 def convolution(module, shape, out, first):
-    """Forward, data gradient and weight gradient of one convolution, each alone."""
+    """Time forward, data gradient and weight gradient of one convolution, each alone."""
     x = torch.randn(shape, device="cuda", dtype=DTYPE).contiguous(memory_format=torch.channels_last)
     g = torch.randn(out, device="cuda", dtype=DTYPE).contiguous(memory_format=torch.channels_last)
     w = module.weight.detach().to(DTYPE).contiguous(memory_format=torch.channels_last)
@@ -97,7 +97,7 @@ def convolution(module, shape, out, first):
 
 
 def step(size):
-    """The eager step of today, whole and in parts."""
+    """Time the eager step, whole and in parts."""
     method = (
         MoCoV3(encoder("resnet18", stem=default_stem("resnet18", size))).cuda().to(memory_format=torch.channels_last)
     )

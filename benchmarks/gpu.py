@@ -1,4 +1,4 @@
-"""Timing and memory on a CUDA GPU; all but graphs also on a CPU, where a benchmark can be rehearsed."""
+"""Measure time and memory on a CUDA GPU. Everything but graphs also runs on a CPU, to rehearse a benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def synchronize(device: str) -> None:
 
 
 def once(call: Call, device: str) -> float:
-    """Milliseconds of one call, host and device: the device is idle at the beginning."""
+    """Return milliseconds of one call, host and device, starting with an idle device."""
     synchronize(device)
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -32,14 +32,14 @@ def once(call: Call, device: str) -> float:
 
 
 def median(call: Call, device: str, repeats: int = 20, warm: int = 3) -> float:
-    """The median of some calls."""
+    """Return the median time of some calls."""
     for _ in range(warm):
         call()
     return statistics.median(once(call, device) for _ in range(repeats))
 
 
 def turns(calls: dict[str, Call], device: str, seconds: float, least: int = 3, most: int = 50) -> dict[str, float]:
-    """Medians over rounds in which each call is made once, so that a slow spell hits all alike."""
+    """Return medians over rounds in which each call runs once, so that a slow spell affects all alike."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
     for done in range(most):
@@ -51,7 +51,7 @@ def turns(calls: dict[str, Call], device: str, seconds: float, least: int = 3, m
 
 
 def captured(call: Call, repeats: int = 20) -> float:
-    """The median time of a replay of a call that was captured in a CUDA graph."""
+    """Return the median time of a replay of a call captured in a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -66,7 +66,7 @@ def captured(call: Call, repeats: int = 20) -> float:
 
 
 def cost(call: Call, device: str) -> tuple[float, float | None]:
-    """Milliseconds of one call, and the MiB that it takes at its peak beyond what was allocated before it."""
+    """Return milliseconds of one call, and its peak MiB beyond the memory allocated before."""
     if device != "cuda":
         return once(call, device), None
     torch.cuda.synchronize()
@@ -77,7 +77,7 @@ def cost(call: Call, device: str) -> tuple[float, float | None]:
 
 
 def said(error: BaseException) -> str:
-    """The first line of an error, short enough for a table."""
+    """Return the first line of an error, cut for a table."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     lines = str(error).strip().splitlines()

@@ -1,4 +1,4 @@
-"""Seconds per epoch of lightly's CIFAR-10 examples, read off the lines that they print at the end of each epoch."""
+"""Measure seconds per epoch of lightly's CIFAR-10 examples, from the lines that they print after each epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VARIANTS = [
 
 
 def write_cifar10(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-    """Images (n, 3, 32, 32) as torchvision expects CIFAR-10's training files."""
+    """Write images (n, 3, 32, 32) as torchvision's CIFAR-10 training files."""
     where = folder / "datasets" / "cifar10" / "cifar-10-batches-py"
     where.mkdir(parents=True, exist_ok=True)
     parts = np.array_split(np.arange(len(images)), 5)
@@ -49,7 +49,7 @@ def write_cifar10(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.in
 def run(
     script: Path, folder: Path, images: int, limit: float, epochs: int, workers: int, stem: str, method: str
 ) -> dict[str, Any]:
-    """Runs an example until so many epochs are done, or the time is up; the first epoch is not counted."""
+    """Run an example for a number of epochs, or until the time is up. The first epoch does not count."""
     command = [sys.executable, "-u", str(LAUNCHER), str(script), "--workers", str(workers), "--stem", stem]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = os.pathsep.join(os.path.abspath(path) for path in given if path)  # the example runs in another folder
@@ -88,7 +88,7 @@ def run(
 
 
 def _lines(process: subprocess.Popen[str], until: float) -> Iterator[tuple[float, str]]:
-    """What a process prints, with the time of each line, up to its end or that of the time."""
+    """Yield a process's output lines with their times, until it ends or the time is up."""
     found: queue.Queue[tuple[float, str | None]] = queue.Queue()
 
     def read() -> None:
@@ -111,7 +111,7 @@ def _lines(process: subprocess.Popen[str], until: float) -> Iterator[tuple[float
 def measure(
     examples: Path, folder: Path, images: NDArray[np.uint8], labels: NDArray[np.int64], limit: float, epochs: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """A row per variant, as far as the time goes."""
+    """Return a row per variant, as time allows."""
     if not (examples / "simclr.py").exists():
         raise FileNotFoundError(f"{examples} has no simclr.py and moco.py of lightly's examples/pytorch")
     write_cifar10(folder, images, labels)

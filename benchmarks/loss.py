@@ -1,11 +1,10 @@
-"""Value and gradient of plain InfoNCE on this machine: ours beside what people use, in one run.
+"""Compare value and gradient of plain InfoNCE on this machine: ours and other implementations, in one run.
 
     python benchmarks/loss.py [--sizes 256 1024 4096 8192] [--out results/loss_cpu.json]
     python benchmarks/loss.py --device cuda                  the same on a GPU (loss_gpu.py) -> results/loss_gpu.json
 
-Times are medians of rounds in which every contestant runs once, so that a slow spell of the machine hits all alike; the
-column to read is the ratio. Peak memory is measured in a fresh process each: the most that its resident set grew beyond
-what it held before the call.
+Times are medians of rounds in which every contestant runs once, so that a slow spell affects all alike. Read the ratio.
+Peak memory is measured in a fresh process each: the growth of its resident set during the call.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def contestants(layout, n):
 
 
 def times(layout, n, seconds):
-    """Median milliseconds of each contestant over interleaved rounds."""
+    """Return median milliseconds of each contestant over interleaved rounds."""
     q, k = batch(layout, n)
     taken = {name: [] for name in contestants(layout, n)}
     for loss in contestants(layout, n).values():
@@ -57,14 +56,14 @@ def times(layout, n, seconds):
 
 
 def peak_memory(layout, name, n):
-    """MiB that one call adds to the resident set, in a process of its own."""
+    """Return the MiB that one call adds to the resident set, in a process of its own."""
     command = [sys.executable, __file__, "--child", layout, name, str(n)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def child(layout, name, n):
-    """Prints how far the resident set rose above where it stood; a small call first brings in all code."""
+    """Print how far the resident set grew. A small call first loads all code."""
     loss = LAYOUTS[layout][name]
     step(loss, *batch(layout, 32))
     q, k = batch(layout, n)

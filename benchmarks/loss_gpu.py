@@ -1,8 +1,8 @@
-"""Value and gradient of plain InfoNCE on a GPU; run by `python benchmarks/loss.py --device cuda`.
+"""Compare value and gradient of plain InfoNCE on a GPU; run by `python benchmarks/loss.py --device cuda`.
 
-Each contestant goes as far as memory lets it, and is left out where it would take longer than `TOO_LONG`. Compilation
-is not part of any time. Beside each time stand two roofs: the matrix products that the layout cannot do without at the
-rate of a large bf16 product, and its exponentials at the rate of exp2; both rates are measured in the same run.
+A contestant is left out where memory does not suffice, or where it would take longer than `TOO_LONG`. No time includes
+compilation. Two limits stand beside each time: the layout's matrix products at the rate of a large bf16 product, and
+its exponentials at the rate of exp2. Both rates are measured in the same run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def step(loss: Loss, a: Tensor, b: Tensor) -> None:
 
 
 class Bench:
-    """One run: what was measured, what was left out, and what is known of each contestant so far."""
+    """One run: its measurements, the contestants left out, and facts about each contestant."""
 
     def __init__(self, device: str, seconds: float, limit: float, checked: int) -> None:
         self.device, self.seconds, self.checked = device, seconds, checked
@@ -73,7 +73,7 @@ class Bench:
         print(f"{layout:20} {kind:8} {n:7}  {name:32} left out: {why}", flush=True)
 
     def cell(self, layout: str, kind: str, n: int) -> None:
-        """Every contestant of one layout, dtype and size."""
+        """Measure every contestant for one layout, dtype and size."""
         a, b = batch(layout, DTYPES[kind], n, self.device)
         contestants = losses.on_gpu(layout, DTYPES[kind], n)
         truth = exact(layout, a, b) if n == self.checked else None
@@ -99,7 +99,7 @@ class Bench:
             show(self.rows[-1])
 
     def compiled(self, layout: str, kind: str, n: int) -> dict[str, Loss]:
-        """What has to be compiled, as far as the time for compilations goes."""
+        """Return the compiled contestants, as the time for compilation allows."""
         found = {}
         for name, (loss, general) in losses.compiled(layout, DTYPES[kind]).items():
             if (layout, kind, name) in self.general:
@@ -126,7 +126,7 @@ class Bench:
         truth: list[Tensor] | None,
         found: dict[str, dict[str, Any]],
     ) -> str:
-        """Calls a contestant twice: to compile, and for its time and memory. Returns why that cannot be."""
+        """Call a contestant twice: to compile, and for its time and memory. Return why that is not possible, or ""."""
         before, ms = self.last.get((layout, kind, name), (n, 0.0))
         if ms > 1.0 and ms * (n / before) ** 2 > TOO_LONG:
             return f"it would take {ms * (n / before) ** 2 / 1e3:.0f} s"
@@ -149,7 +149,7 @@ class Bench:
         return ""
 
     def judged(self, layout: str, n: int, row: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any]:
-        """A row with its ratios to F.cross_entropy and to the roofs."""
+        """Return a row with its ratios to F.cross_entropy and to the limits."""
         rows = 2 * n if layout == SIMCLR else n
         extra: dict[str, Any] = {"time_ratio": row["ms"] / base["ms"] if base else None}
         if base and base["peak_mib"]:
@@ -163,7 +163,9 @@ class Bench:
         return row | extra
 
     def captured(self, sizes: list[int]) -> None:
-        """The GPU's own time of small steps, without the host's launches. Last, since a failed capture may harm."""
+        """Measure the GPU's own time of small steps, without the host's launches. Last, because a failed capture may
+        harm.
+        """
         for row in self.rows:
             wanted = row["loss"] in ("F.cross_entropy", "triton") and row["dtype"] == "bf16"
             if not wanted or row["n"] > min(CAPTURED, max(sizes)) or time.monotonic() > self.ends:
@@ -182,7 +184,7 @@ def bound(loss: Loss, a: Tensor, b: Tensor) -> Callable[[], None]:
 
 
 def exact(layout: str, a: Tensor, b: Tensor) -> list[Tensor] | None:
-    """Gradients of F.cross_entropy in float64, from the same numbers; None where there is no memory for it."""
+    """Return gradients of F.cross_entropy in float64 for the same numbers, or None if memory does not suffice."""
     p, q = (x.detach().double().requires_grad_(x.requires_grad) for x in (a, b))
     try:
         step(losses.cross_entropy_2n if layout == SIMCLR else losses.cross_entropy, p, q)
@@ -192,7 +194,7 @@ def exact(layout: str, a: Tensor, b: Tensor) -> list[Tensor] | None:
 
 
 def off(truth: list[Tensor], a: Tensor, b: Tensor) -> float:
-    """The largest relative difference of a gradient, by norms."""
+    """Return the largest relative difference of a gradient, by norms."""
     found = [x.grad for x in (a, b) if x.grad is not None]
     pairs = zip(truth, found, strict=True)
     return max(float((mine.double() - right).norm() / right.norm()) for right, mine in pairs)

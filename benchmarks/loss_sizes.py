@@ -1,10 +1,10 @@
-"""Our kernels by size on a GPU, beside compiled cross-entropy: what `impl="auto"` rests on.
+"""Compare our kernels by size on a GPU with compiled cross-entropy: the evidence behind `impl="auto"`.
 
     python benchmarks/loss_sizes.py [--out results/loss_sizes_gpu.json]
 
-Value and gradient of plain InfoNCE, d = 128, tau = 0.1: milliseconds of an eager call, host and all, and, up to
-4,096 rows, microseconds of a replayed CUDA graph: the GPU alone. Then whole calls at 65,536 rows beside the time of
-their matrix products alone at the rate of a large product, measured in the same run.
+Value and gradient of plain InfoNCE, d = 128, tau = 0.1. Milliseconds of an eager call, host included; up to 4,096 rows
+also microseconds of a replayed CUDA graph, the GPU alone. At 65,536 rows, whole calls beside the time of their matrix
+products alone, at the rate of a large product measured in the same run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PRODUCTS = {"detached": 2, "both": 4, "set": 3}
 
 
 def plain(q: Tensor, k: Tensor) -> Tensor:
-    """What everybody writes, to be compiled; products in the embeddings' precision."""
+    """The usual implementation, to be compiled. Products are in the embeddings' precision."""
     q, k = normalize(q), normalize(k)
     return cross_entropy((q @ k.T).float() / TAU, torch.arange(len(q), device=q.device))
 
 
 def calls(n: int, dtype: torch.dtype, layout: str, compiled: Callable[..., Tensor]) -> Iterator[tuple[str, gpu.Call]]:
-    """Every way to value and gradient of n rows; "set" has half of them in each view."""
+    """Return every way to value and gradient of n rows. "set" has half of them in each view."""
     q, k = (torch.randn(n, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
     if layout == "set":
         q, k = (x.detach()[: n // 2].clone().requires_grad_() for x in (q, k))

@@ -1,6 +1,6 @@
-"""Plain InfoNCE as people write it, as packages have it, and ours: functions (a, b) -> loss, by layout.
+"""Plain InfoNCE as people write it, from packages, and ours: functions (a, b) -> loss, by layout.
 
-All normalise their inputs, so that all compute the same from the same. Packages are imported when they are asked for.
+All normalise their inputs, so all compute the same. Packages are imported on demand.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(q: Tensor, k: Tensor) -> Tensor:
-    """What everybody writes."""
+    """The usual implementation."""
     logits = F.normalize(q, dim=1) @ F.normalize(k, dim=1).T / TAU
     return F.cross_entropy(logits, torch.arange(len(q), device=q.device))
 
 
 def cross_entropy_2n(z1: Tensor, z2: Tensor) -> Tensor:
-    """What everybody writes for SimCLR."""
+    """The usual implementation for SimCLR."""
     z = F.normalize(torch.cat([z1, z2]), dim=1)
     logits = (z @ z.T / TAU).fill_diagonal_(-torch.inf)
     return F.cross_entropy(logits, torch.arange(len(z), device=z.device).roll(len(z1)))
@@ -51,7 +51,7 @@ def lightly(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def cut(impl: str) -> Loss:
-    """Apple's cut cross entropy: the keys over tau are the classifier, the diagonal holds the targets."""
+    """Apple's cut cross entropy: the keys over tau are the classifier, the targets are on the diagonal."""
 
     def loss(q: Tensor, k: Tensor) -> Tensor:
         from cut_cross_entropy import linear_cross_entropy
@@ -64,7 +64,7 @@ def cut(impl: str) -> Loss:
 
 
 def torch_linear(q: Tensor, k: Tensor) -> Tensor:
-    """torch's own linear_cross_entropy in its chunked form, from torch 2.13 on."""
+    """torch's own linear_cross_entropy in its chunked form, since torch 2.13."""
     options = torch.nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined]
     e, c = F.normalize(q, dim=1), F.normalize(k, dim=1) / TAU
     targets = torch.arange(len(q), device=q.device)
@@ -115,7 +115,7 @@ def ours(loss: Callable[..., Tensor], **options: Any) -> Loss:
 
 
 def on_cpu() -> dict[str, dict[str, Loss]]:
-    """Contestants by layout on a CPU."""
+    """Return contestants by layout on a CPU."""
     moco: dict[str, Loss] = {
         "F.cross_entropy": cross_entropy,
         "reference": ours(ml.info_nce, impl="reference"),
@@ -132,7 +132,7 @@ def on_cpu() -> dict[str, dict[str, Loss]]:
 
 
 def on_gpu(layout: str, dtype: torch.dtype, n: int) -> dict[str, Loss]:
-    """Contestants that run as they are on a GPU; what has to be compiled first is in `compiled`."""
+    """Return contestants that run on a GPU without compilation; the others are in `compiled`."""
     simclr = layout == SIMCLR
     mine = ml.nt_xent if simclr else ml.info_nce
     found: dict[str, Loss] = {"F.cross_entropy": cross_entropy_2n if simclr else cross_entropy}
@@ -155,7 +155,7 @@ def on_gpu(layout: str, dtype: torch.dtype, n: int) -> dict[str, Loss]:
 
 
 def compiled(layout: str, dtype: torch.dtype) -> dict[str, tuple[Loss, bool]]:
-    """Contestants to be compiled, bf16 only: name -> (loss, whether one compilation serves every size)."""
+    """Return contestants to compile, bf16 only: name -> (loss, whether one compilation serves every size)."""
     if dtype != torch.bfloat16:
         return {}
     simclr = layout == SIMCLR

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code: the machine and the versions. Every benchmark writes it down."""
+"""Facts about the machine and the versions, which every benchmark writes beside its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import marginlens as ml
 
 
 def facts(device: str = "cpu", **more: Any) -> dict[str, Any]:
-    """The machine, and the versions of what every benchmark uses; `more` comes last."""
+    """Return the machine, and the versions that every benchmark uses. `more` comes last."""
     found: dict[str, Any] = {
         "cpu": cpu(),
         "cores": os.cpu_count(),
@@ -46,7 +46,7 @@ def cpu() -> str:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver, where it can be had."""
+    """Return the version of NVIDIA's driver, or None."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
@@ -55,7 +55,7 @@ def driver() -> str | None:
 
 
 def versions(*names: str) -> dict[str, str | None]:
-    """The version of each package; None where it is not installed."""
+    """Return the version of each package, or None if it is not installed."""
     found: dict[str, str | None] = {}
     for name in names:
         try:
@@ -66,7 +66,7 @@ def versions(*names: str) -> dict[str, str | None]:
 
 
 def _said(name: str) -> str | None:
-    """What a package that lies about without its record says of itself."""
+    """Return the version that a package without an installation record reports."""
     try:
         return str(getattr(importlib.import_module(name.replace("-", "_")), "__version__", "unknown"))
     except Exception:  # whatever a package does on import, it is not there for us
@@ -74,7 +74,7 @@ def _said(name: str) -> str | None:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Writes a result, whole or not at all."""
+    """Write a result, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")

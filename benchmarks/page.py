@@ -1,4 +1,4 @@
-"""Writes docs/developing/benchmarks.md from the measured results, so that no figure on it is typed by hand.
+"""Write docs/developing/benchmarks.md from the measured results, so that no number on it is typed by hand.
 
 python benchmarks/page.py
 """
@@ -14,38 +14,38 @@ ROOT = Path(__file__).parents[1]
 
 HEAD = """# Benchmarks
 
-Written by `python benchmarks/page.py` from `results/`. Each table was measured in one run (rows with a
-star in another), contestants taking turns, so read the ratios: absolute times move by tens of per cent from run to run
-on a shared machine.
+How fast is marginlens beside other packages? `python benchmarks/page.py` writes this page from `results/`.
+
+Each table was measured in one run, with the packages taking turns; rows with a star are from another run. Read the
+ratios: absolute times move by tens of per cent from run to run on a shared machine.
 """
 
 LOSS = """
 ## The loss on a CPU
 
-`python benchmarks/loss.py` (`make bench` runs all): value and gradient of plain InfoNCE, d = {d}, tau = {tau}, on
-{cores} cores of {cpu}, torch {torch}. Time and memory are relative to a plain `F.cross_entropy`
-on the normalised embeddings; memory is what one call adds to the process's resident set at its peak.
-pytorch-metric-learning is run up to 256 pairs: its memory is cubic.
+`python benchmarks/loss.py`: value and gradient of plain InfoNCE, d = {d}, tau = {tau}, on {cores} cores of {cpu},
+torch {torch}. Time and memory are relative to a plain `F.cross_entropy` on normalised embeddings. Memory is the peak
+growth of the process's resident set in one call. pytorch-metric-learning needs cubic memory, so it runs up to 256
+pairs.
 """
 
 LOSS_TAIL = """
-`chunked` is what `impl="auto"` picks. Targets: at N = 1,024 not slower than `F.cross_entropy` ({at_1024}), and under a
-tenth of its memory at N = 8,192 ({at_8192}). At N = 256 it is slower by 1 to 2 ms, the fixed cost of its
-many small operations. `reference` is the oracle that the tests compare with: it builds the whole matrix, and is not
-meant to be fast.
+`impl="auto"` picks `chunked` on a CPU. It meets both targets: not slower than `F.cross_entropy` at N = 1,024
+({at_1024}), and under a tenth of its memory at N = 8,192 ({at_8192}). At N = 256 its many small operations cost 1 to
+2 ms more. `reference` builds the whole matrix; tests compare with it, and it is not meant to be fast.
 """
 
 VIEWS = """
 ## Views on a CPU
 
-`python benchmarks/views.py`: images per second, batch {batch}, {size} px, beside kornia with per-sample parameters in
-the same run. A ratio above 1 means ours is faster.
+`python benchmarks/views.py`: images per second, batch {batch}, {size} px, beside kornia with per-sample parameters.
+Ours is faster where the ratio is above 1.
 """
 
 VIEWS_TAIL = """
-Target: not slower than kornia, operation by operation. Missed for brightness alone, where the one pass that serves
-brightness, contrast and saturation costs what kornia's multiplication costs, and the draw of parameters comes on top. A
-whole strong view, which is what training uses, is about three times as fast.
+The target is not to be slower than kornia in any operation. Brightness alone misses it, because one pass serves
+brightness, contrast and saturation, and parameters are drawn on top. A whole strong view, as training uses it, is
+about three times as fast.
 """
 
 
@@ -78,56 +78,58 @@ def views_page():
 STEP = """
 ## The demo's step on a CPU
 
-`python benchmarks/step.py`: MoCo v3 on `shapes`, encoder `{encoder}`, batch {batch}, on {cores} cores of {cpu},
-torch {torch}; {rounds} rounds in which every part ran once. The machine had other work, so beside the median stands
-the least that was seen.
+`python benchmarks/step.py`: MoCo v3 on `shapes`, encoder `{encoder}`, batch {batch}, on {cores} cores of {cpu}, torch
+{torch}. Every part ran once in each of {rounds} rounds. The machine had other work, so the table has the least time
+beside the median.
 """
 
 STEP_TAIL = """
-Forward and backward pass are {gflop:.2f} GFLOP, {conv:.0%} of it in convolutions. In their least times they run at
-{reached:.0f} GFLOP/s, and a product of two 1,024 x 1,024 matrices at {product:.0f} GFLOP/s. By a profile, their time
-goes to {spent}.
-So convolutions alone run at about {alone:.0f} GFLOP/s; the rest is spent on operations that multiply little and pass
-over the activations.
+Forward and backward pass take {gflop:.2f} GFLOP, {conv:.0%} of it in convolutions. In their least times they run at
+{reached:.0f} GFLOP/s. A product of two 1,024 x 1,024 matrices runs at {product:.0f} GFLOP/s, convolutions alone at
+about {alone:.0f}. A profile splits their time into {spent}.
 """
 
 LOSS_GPU = """
 ## The loss on a GPU
 
 `python benchmarks/loss.py --device cuda`: value and gradient of plain InfoNCE, d = {d}, tau = {tau}, on an {device}
-(driver {driver}), torch {torch}, triton {triton}. Time and memory relative to a plain `F.cross_entropy`, eager, which
-multiplies in the inputs' own precision. Memory: what a call takes at its peak beyond its inputs and gradients.
-Compilation is in no time. *Products*: the time over that of the matrix products which value and gradient cannot do
-without (2 over all pairs with keys detached, 4 with both sides, 3 for SimCLR), at the
-{bf16_tflops:.0f} TFLOP/s of a large bf16 product in the same run. *Exp*: the time over that of the exponentials (1, 2
-and 2 per pair) at {exps}, measured with a kernel that does nothing else. *Error*: the gradient's relative distance from
-that of `F.cross_entropy` in float64 at N = {checked:,}.
+(driver {driver}), torch {torch}, triton {triton}. No time includes compilation. The rates of products and
+exponentials were measured in the same run.
+
+| column | meaning |
+|---|---|
+| time, memory | relative to a plain eager `F.cross_entropy`, which multiplies in the inputs' own precision |
+| MiB | peak memory of a call beyond its inputs and gradients |
+| products | the time over that of the matrix products (2; both sides 4; SimCLR 3) at {bf16_tflops:.0f} TFLOP/s |
+| exp | the time over that of the exponentials (1; both sides 2; SimCLR 2 per pair) at {exps} |
+| error | the gradient's relative distance from that of `F.cross_entropy` in float64, at N = {checked:,} |
 """
 
 LOSS_GPU_TAIL = """
-cut-cross-entropy {cut} is Apple's, from its repository; it has no mask, so it cannot express SimCLR. *As it comes* it
-skips blocks of gradients below a threshold that is meant for large vocabularies, and its error says what that costs
-here; *exact* (`impl="cce_exact"`) skips none. FlexAttention gives the log-sum-exp over the negatives; the values that
-it insists on multiplying are cut to 16 columns. torch's own `linear_cross_entropy` {linear}. lightly is {lightly}.
+cut-cross-entropy {cut} is Apple's. It has no mask, so it cannot express SimCLR. *As it comes* it skips blocks of
+gradients below a threshold that is meant for large vocabularies; *exact* (`impl="cce_exact"`) skips none.
+FlexAttention gives the log-sum-exp over the negatives, with values cut to 16 columns. torch's own
+`linear_cross_entropy` {linear}. lightly is {lightly}.
 """
 
 VIEWS_GPU = """
 ## Views on a GPU
 
 `python benchmarks/views.py --device cuda`: images per second at {size} px on an {device}, from uint8 images on the
-device to normalised ones; kornia {kornia} with per-sample parameters, in both of its ways to crop; torchvision
-{torchvision} image by image in one process with one thread on {cpu}, from memory. *In a graph*: the same without the
-host's launches, as the training step runs it.
+device to normalised ones. kornia {kornia} has per-sample parameters, and both of its ways to crop are shown.
+torchvision {torchvision} runs image by image, in one process with one thread on {cpu}, from memory. *In a graph* has
+no launches by the host, as in the training step.
 """
 
 STEP_GPU = """
 ## Training on a GPU
 
 `python benchmarks/step.py --device cuda`: epochs over {images:,} images of 32 px ({data}), batch 256, on an {device}
-with {cores} cores, torch {torch}. Beside ours, the CIFAR-10 examples of lightly {lightly} (examples/pytorch), run by a
-launcher that changes nothing in them; where the table says so, their `num_workers` or their ResNet-18's stem were
-replaced. As written, their network has ImageNet's stem: {theirs:.2f} GFLOP an image where ours, for small images, has
-{ours:.2f}. Their MoCo is v2 with a queue, ours is v3. The first epoch is not counted.
+with {cores} cores, torch {torch}. The first epoch is not counted. Our MoCo v3 has batch norms over the whole batch.
+
+Beside ours are the CIFAR-10 examples of lightly {lightly} (examples/pytorch). A launcher runs them unchanged, except
+for `num_workers` or the stem of ResNet-18 where the table says so. As written, their network has ImageNet's stem:
+{theirs:.2f} GFLOP an image, where ours for small images has {ours:.2f}. Their MoCo is v2 with a queue.
 """
 
 
@@ -137,12 +139,12 @@ def found(name):
 
 
 def cell(row, key, form):
-    """A number of a row, or nothing where there is none."""
+    """Format a number of a row; "" if the row has none."""
     return format(row[key], form) if row.get(key) is not None else ""
 
 
 def table(rows, columns):
-    """A table from rows; columns: title -> (key, format). What no row has is no column."""
+    """Return a table of rows; columns: title -> (key, format). A column that no row has is left out."""
     columns = {title: column for title, column in columns.items() if any(cell(row, *column) for row in rows)}
     text = f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     for row in rows:
@@ -151,19 +153,16 @@ def table(rows, columns):
 
 
 def left_out(rows):
-    """What was left out and why, a line per reason."""
-    reasons = {}
+    """Return a table of the skipped measurements, a row per package and reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         where = ", ".join(
             str(row[key]) for key in ("layout", "dtype", "n", "view", "batch", "stem", "workers") if key in row
         )
         who = row.get("loss") or row.get("who")
         reasons.setdefault((who, row["why"]), []).append(where)
-    lines = [
-        f"- {who}: {why}{f' ({places})' if (places := '; '.join(filter(None, where))) else ''}"
-        for (who, why), where in reasons.items()
-    ]
-    return "\nLeft out:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    rows = "".join(f"| {who} | {why} | {'; '.join(filter(None, where))} |\n" for (who, why), where in reasons.items())
+    return f"\nSkipped:\n\n| package | reason | where |\n|---|---|---|\n{rows}" if rows else ""
 
 
 def step_page():

@@ -1,4 +1,4 @@
-"""What the GPU can do at best: matrix products, copies and exponentials, each measured alone."""
+"""Measure a GPU's best rates: matrix products, copies and exponentials, each alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS, BLOCK = 4096, 2048
 
 @triton.jit
 def _exponentials(out, rounds, BLOCK: tl.constexpr):
-    """rounds * BLOCK exponentials per program, each of a bounded number that depends on the one before."""
+    """Compute rounds * BLOCK exponentials per program, each of a bounded number that depends on the one before."""
     columns = tl.arange(0, BLOCK)
     x = columns.to(tl.float32) * -0.001
     for _ in range(rounds):
@@ -23,7 +23,7 @@ def _exponentials(out, rounds, BLOCK: tl.constexpr):
 
 
 def exponentials_per_second() -> float:
-    """exp2 in float32, as a loss's kernel takes them; the roof is 16 a clock and multiprocessor."""
+    """Measure exp2 in float32, as in a loss's kernel. The limit is 16 per clock and multiprocessor."""
     programs = 8 * torch.cuda.get_device_properties("cuda").multi_processor_count
     out = torch.empty(programs * BLOCK, device="cuda")
     ms = median(lambda: _exponentials[(programs,)](out, ROUNDS, BLOCK=BLOCK, num_warps=8), "cuda", 7)
@@ -31,7 +31,7 @@ def exponentials_per_second() -> float:
 
 
 def product_tflops(dtype: torch.dtype, n: int = 8192) -> float:
-    """A large square product."""
+    """Measure a large square product."""
     a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
     return 2 * n**3 / median(lambda: a @ b, "cuda", 10) / 1e9
 

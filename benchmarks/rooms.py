@@ -1,8 +1,8 @@
-"""How many modules of marginlens a user's two calls go through: `ml.pretrain`, then `ml.probe`.
+"""Count the modules of marginlens that a user's two calls run through: `ml.pretrain`, then `ml.probe`.
 
     python benchmarks/rooms.py
 
-Counts the modules in which a function is called, not those that are only imported.
+Counts modules in which a function is called, not modules that are only imported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Training by the step and by the epoch.
+"""Time training by the step and by the epoch.
 
     python benchmarks/step.py                     the demo's step on a CPU, by parts -> results/step_cpu.json
     python benchmarks/step.py --device cuda       epochs of CIFAR-10's size on a GPU, beside lightly's examples
                                                   -> results/step_gpu.json
 
 The second needs lightly and torchvision, and a folder with simclr.py and moco.py of lightly's examples/pytorch
-(`--examples`); without them it measures ours alone.
+(`--examples`). Without them it measures only our side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The demo's training step on a CPU by its parts, and what bounds it; run by `python benchmarks/step.py`.
+"""Time the demo's training step on a CPU by its parts, and their limits; run by `python benchmarks/step.py`.
 
-Parts are timed in turns, a whole step each round, and given as medians and as the least seen: on a machine with other
-work the least is closer to what the step costs. A profile says what loss and gradient are spent on; their arithmetic
-over their time stands beside the rate of a matrix product measured in the same rounds.
+Each round times every part and a whole step. The table has medians and minima; on a busy machine the minimum is closer
+to the true cost. A profile splits loss and gradient by operation. Their arithmetic rate stands beside the rate of a
+matrix product, measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = {
 
 
 class Step:
-    """The demo's step in parts that can be timed; each leaves what the next needs."""
+    """The demo's step in parts that can be timed. Each part prepares the next one."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.number = trainer, 0
@@ -90,7 +90,7 @@ def make_step() -> Step:
 
 
 def spent(step: Step, rounds: int) -> dict[str, float]:
-    """Shares of the time of forward and backward by kind of operation, from a profile."""
+    """Return shares of the forward and backward time by kind of operation, from a profile."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(rounds):
             step.forward()
@@ -104,7 +104,7 @@ def spent(step: Step, rounds: int) -> dict[str, float]:
 
 
 def arithmetic(step: Step) -> dict[str, float]:
-    """GFLOP of forward and backward, counted: convolutions, and everything else that multiplies matrices."""
+    """Count GFLOP of forward and backward: convolutions, and other matrix products."""
     counter = FlopCounterMode(display=False)
     with counter:
         step.forward()

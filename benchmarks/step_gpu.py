@@ -1,4 +1,4 @@
-"""Epochs of CIFAR-10's size on a GPU: ours with each engine, lightly's examples; run by `benchmarks/step.py`."""
+"""Time epochs of CIFAR-10's size on a GPU: ours with each engine, lightly's examples; run by `benchmarks/step.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST = 8
 
 
 def data(images: int) -> tuple[Store, str]:
-    """CIFAR-10 if it is prepared here, else random images of its size: no time depends on what they show."""
+    """Return CIFAR-10 if it is prepared here, else random images of its size: no time depends on the pixels."""
     if store.exists("cifar10") and images == 50_000:
         return store.read("cifar10"), "CIFAR-10"
     draws = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def data(images: int) -> tuple[Store, str]:
 
 
 def make_trainer(method: str, held: Store, device: str, **settings: Any) -> Trainer:
-    """A run at its start, which writes nothing."""
+    """Return a run at its start that writes nothing."""
     feed = Arrays(held, torch.device(device))
     whole = {"bn_splits": 1}  # as floor.py has it, and what was measured before
     asked: Pretrain = build(Pretrain, {"method": method, "data": "cifar10", "epochs": MOST + 4, **whole, **settings})
@@ -55,7 +55,7 @@ def make_trainer(method: str, held: Store, device: str, **settings: Any) -> Trai
 
 
 def choose_engine(name: str, trainer: Trainer) -> Any:
-    """What takes the steps: `steps(trainer)` goes through what is left of an epoch."""
+    """Return an engine, whose `steps(trainer)` takes the rest of an epoch."""
     from marginlens.train import engine
 
     if name == "eager, loss compiled":
@@ -66,7 +66,7 @@ def choose_engine(name: str, trainer: Trainer) -> Any:
 
 
 def ours(method: str, name: str, held: Store, device: str, seconds: float, **settings: Any) -> dict[str, Any]:
-    """Whole epochs after a first one."""
+    """Time whole epochs after a first one."""
     trainer = make_trainer(method, held, device, **settings)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()  # before a capture, whose memory replays use without allocating it
@@ -100,7 +100,7 @@ def ours(method: str, name: str, held: Store, device: str, seconds: float, **set
 
 
 def gflop_per_image() -> dict[str, float]:
-    """Of ResNet-18's forward pass at 32 px with either stem: what the networks that are compared cost."""
+    """Return GFLOP of ResNet-18's forward pass at 32 px with either stem: the cost of the networks that we compare."""
     found = {}
     for stem in ("small", "imagenet"):
         counter = FlopCounterMode(display=False)

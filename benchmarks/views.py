@@ -1,13 +1,15 @@
-"""Random views on this machine's CPU: images per second by operation, ours beside kornia's, in one run.
+"""Compare random views on this machine's CPU: images per second by operation, ours and kornia's, in one run.
 
     python benchmarks/views.py [--batch 256] [--size 32] [--out results/views_cpu.json]
     python benchmarks/views.py --device cuda          whole views on a GPU (views_gpu.py) -> results/views_gpu.json
 
-Both sides draw their parameters and work per sample (kornia: same_on_batch=False), with the recipe's probabilities.
-Rows of single operations start from float images; the whole views start from uint8 and end normalised. Kornia has two
-ways to crop, and each row takes the faster. What it does for less: its crops are not antialiased, and its jitter has
-one order per batch. Times are medians of rounds in which both sides run once; the column to read is the ratio. With one
-thread it says little of the machine's other work; with more, every barrier waits for the slowest core: see `load`.
+Both sides draw their parameters per sample (kornia: same_on_batch=False), with the recipe's probabilities. Rows of
+single operations start from float images. Whole views start from uint8 and end normalised. Kornia has two ways to crop,
+and each row takes the faster one. Kornia does less: its crops are not antialiased, and its jitter has one order per
+batch.
+
+Times are medians of rounds in which both sides run once. Read the ratio. Use one thread on a busy machine: with more
+threads, every barrier waits for the slowest core (see `load`).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def view(view: View):
 
 
 def kornia_crops(size, *after):
-    """Both of kornia's ways to crop, each followed by the other operations."""
+    """Return both of kornia's ways to crop, each followed by the other operations."""
     import kornia.augmentation as K
 
     crops = [K.RandomResizedCrop((size, size), scale=(0.2, 1.0), cropping_mode=m) for m in ("slice", "resample")]
@@ -97,7 +99,7 @@ def from_bytes(module):
 
 
 def operations(size):
-    """name: (ours, kornia's, input)."""
+    """Return name: (ours, kornia's, input)."""
     import kornia.augmentation as K
 
     flip, normal = K.RandomHorizontalFlip(p=0.5), K.Normalize(MEAN, STD)
@@ -129,7 +131,7 @@ def operations(size):
 
 
 def times(contestants, x, seconds):
-    """Median milliseconds of each contestant over interleaved rounds."""
+    """Return median milliseconds of each contestant over interleaved rounds."""
     taken = [[] for _ in contestants]
     for run in contestants:
         run(x)
@@ -143,7 +145,7 @@ def times(contestants, x, seconds):
 
 
 def measure(threads, inputs, arguments):
-    """A row per operation."""
+    """Return a row per operation."""
     torch.set_num_threads(threads)
     for name, (ours, theirs, kind) in operations(arguments.size).items():
         mine, *others = times([ours, *theirs], inputs[kind], arguments.seconds)

@@ -1,8 +1,8 @@
-"""Random views on a GPU: images per second, ours beside kornia and torchvision; `benchmarks/views.py --device cuda`.
+"""Compare random views on a GPU: images per second, ours, kornia and torchvision; `benchmarks/views.py --device cuda`.
 
-All make the same strong (or weak) view of uint8 images that lie on the device, normalised in the end; torchvision works
-image by image on the CPU, from memory, in one process with one thread. Ours draw from a counter, so that a view can be
-made again; the others from a generator. Times are medians of rounds in which all on the GPU take turns.
+All make the same strong (or weak) view of uint8 images on the device, normalised. Torchvision works image by image on
+the CPU, from memory, in one process with one thread. Ours draw from a counter, so a view can be made again; the others
+use a generator. Times are medians of rounds in which all on the GPU take turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCHES = (256, 4096)
 
 
 def contestants(view: View, name: str, images: Tensor, chosen: Tensor) -> dict[str, Callable[[], Any]]:
-    """Everything that runs on the device, images chosen from all of them."""
+    """Return everything that runs on the device, with images chosen from all of them."""
     found: dict[str, Callable[[], Any]] = {}
     try:
         from marginlens.data.fused import make_views
@@ -74,7 +74,7 @@ def torchvision_view(view: View, name: str) -> Any:
 
 
 def torchvision_speed(view: View, name: str, images: Tensor, seconds: float) -> dict[str, float]:
-    """Images per second of one process with one thread, from PIL images and from tensors."""
+    """Return images per second of one process with one thread, from PIL images and from tensors."""
     from PIL import Image
 
     transform, threads = torchvision_view(view, name), torch.get_num_threads()
@@ -142,7 +142,7 @@ def measure(device: str, size: int, seconds: float, out: Path, batches: tuple[in
 
 
 def captured(rows: list[dict[str, Any]], images: Tensor, size: int) -> None:
-    """Ours as a training step's graph replays them, without the host's launches."""
+    """Time our views as a training step's graph replays them, without the host's launches."""
     views = {"strong": strong(size, MEAN, STD), "weak": weak(size, MEAN, STD)}
     for row in rows:
         if not row["who"].startswith("ours"):

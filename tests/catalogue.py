@@ -1,4 +1,4 @@
-"""All effects that the laws run over, and small things that tests share."""
+"""All effects that the laws run over, and small helpers for tests."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""One thread a process: tests run in as many processes as there are cores, and threads would only get in their way.
+"""Use one thread per process, because tests run in as many processes as there are cores.
 
-On the CPU, also where there is a GPU, with Triton's kernels in its interpreter; MARGINLENS_TEST_CUDA=1 uses the GPU.
+Tests run on the CPU, even beside a GPU, with Triton's kernels in its interpreter. MARGINLENS_TEST_CUDA=1 uses the GPU.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The same algorithms in 150-digit arithmetic, with the chain rule written out: the oracle where float64 is not one."""
+"""The same algorithms in 150-digit arithmetic, with the chain rule written out.
+
+The oracle where float64 is not enough.
+"""
 
 import mpmath as mp
 

@@ -1,4 +1,4 @@
-"""Records as they lie on disk, without the package's own reading."""
+"""Read records from disk without the package's own code."""
 
 import json
 from pathlib import Path

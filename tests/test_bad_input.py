@@ -1,4 +1,4 @@
-"""Everything refused, with a line that names the argument, its value and what is allowed."""
+"""Invalid arguments raise one line with the argument, its value and the allowed values."""
 
 import math
 import re

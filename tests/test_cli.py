@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one line with exit code 2 for every mistake."""
+"""The command line: its output, and one line with exit code 2 for every mistake."""
 
 import importlib
 import io

@@ -1,4 +1,4 @@
-"""The demo: small, from end to end; and the page it makes."""
+"""The demo: small, from end to end, and its page."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_it_shows_what_was_measured(made, capsys):
     said = capsys.readouterr()
     rows = {row["name"]: row for row in json.loads(said.out)["rows"]}
     assert list(rows) == ["random", *demo.EFFECTS]
-    assert said.err.count("is complete already") == 3
+    assert said.err.count("is already complete") == 3
     assert [(made / name).read_bytes() for name in ("report.html", "report.png")] == before
     text = (made / "report.html").read_text()
     for path in (made / "runs").iterdir():

@@ -1,4 +1,4 @@
-"""The page that says how to add an evaluation is true: a new file, one line, and every command knows it."""
+"""The page on adding an evaluation is true: a new file, one line, and every command knows it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The record of the GPU tests against the code as it is: what changed since then is listed, and has a CPU test."""
+"""The record of the GPU tests against the current code: every change since is listed, and has a CPU test."""
 
 import json
 import re

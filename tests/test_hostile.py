@@ -1,4 +1,4 @@
-"""Files and systems that mean us harm: each is one line that names the file, in bounded time and memory."""
+"""Malicious files and broken systems: each gives one line that names the file, in bounded time and memory."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def test_an_image_of_too_many_pixels(tmp_path, ask):  # noqa: F811
     before = peak()
     code, _, said = ask("data", "prepare", "folder", "--from", tmp_path / "photos", "--as", "p", "--workers", "0")
     assert (code, peak() - before < 50e6) == (2, True)
-    assert "large.png (it has 10000 x 10000 pixels, and at most 64,000,000 are read)" in one_line(said)
+    assert "large.png (it has 10000 x 10000 pixels; at most 64,000,000 " in one_line(said)
     with pytest.raises(DataError, match="at most 64,000,000 are read"):
         crop_file(tmp_path / "photos" / "large.png", (0, 0, 8, 8), 8)
 
@@ -89,7 +89,7 @@ def test_text_in_an_archive_that_is_too_long(tmp_path, ask, tinyimagenet):  # no
     before = peak()
     code, _, said = ask("data", "prepare", "tinyimagenet", "--from", archive)
     assert (code, peak() - before < 150e6) == (2, True)
-    assert "t.zip: wnids.txt has more than 16 MiB, which is all that is read of it" in one_line(said)
+    assert "t.zip: wnids.txt has more than 16 MiB" in one_line(said)
 
 
 @pytest.mark.parametrize("kind", ["long header", "huge member", "many members"])

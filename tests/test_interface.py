@@ -1,6 +1,6 @@
-"""Public names, their arguments, and the options of every command: a change of them is deliberate, or a mistake.
+"""Public names, their arguments, and the options of every command change only deliberately.
 
-`tests/interface.json` holds them as they are. After a deliberate change, and a line in CHANGELOG.md:
+`tests/interface.json` lists them. After a deliberate change, and a line in CHANGELOG.md:
 
     python -m tests.test_interface > tests/interface.json
 """

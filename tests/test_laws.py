@@ -1,4 +1,4 @@
-"""What must hold of every effect, for random parameters."""
+"""Laws of every effect, for random parameters."""
 
 import math
 

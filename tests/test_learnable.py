@@ -1,4 +1,4 @@
-"""Numbers that learn: a module uses the parameters that it has, and none trains on outside of its range unseen."""
+"""Learned numbers: a module uses its parameters, and none silently trains outside its range."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The string form: read, written back exactly, refused with a suggestion."""
+"""The string form: parsed, written back exactly, refused with a suggestion."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Finite everywhere, and no less accurate than the cross-entropy that people use."""
+"""Finite everywhere, and at least as accurate as the usual cross-entropy."""
 
 import itertools
 import math

@@ -144,7 +144,7 @@ def test_export_and_embed_take_no_others_place(trained, tmp_path, kind, when, mo
                 appear()
             else:
                 patch.setattr(files, "save", late)
-            with pytest.raises(ValueError, match="is there already"):
+            with pytest.raises(ValueError, match="already; remove it"):
                 act(path)
         assert path.read_text() == "mine" if kind == "file" else path.is_symlink()
         path.unlink()
@@ -161,7 +161,7 @@ def test_where_there_are_no_hard_links(tmp_path, monkeypatch):
         files.put_new(tmp_path / "x", b"other")
     assert (tmp_path / "x").read_bytes() == b"ours"
     monkeypatch.undo()
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already; remove it"):
         files.put_new(tmp_path / "x", b"other")
 
 

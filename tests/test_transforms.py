@@ -1,4 +1,4 @@
-"""Under autocast, torch.compile, torch.func, and when differentiated twice."""
+"""Autocast, torch.compile, torch.func, and second derivatives."""
 
 import shutil
 import subprocess

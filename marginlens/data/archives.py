@@ -1,7 +1,7 @@
-"""Files by name, wherever they are: in a folder, a tar or a zip archive.
+"""Files by name, in a folder, a tar or a zip archive.
 
-Archives are read in place, member by member: nothing in them is ever written to disk, so nothing can be written outside
-its folder. Nothing is unpickled. What an archive can make us read is bounded: its members, their sizes, its headers.
+Archives are read in place, member by member. Nothing is written to disk, so nothing can be written outside a folder.
+Nothing is unpickled. Members, their sizes and their headers are bounded, so an archive cannot make us read forever.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from marginlens.files import MIB, below, opened, reason, spoken
 
 MOST_MEMBERS = 2_000_000
 MOST_BYTES = 16 * 1024 * MIB
-"""Of all members of an archive, unpacked: the largest data set has 3 GiB."""
+"""Largest archive, unpacked, all members together. The largest data set has 3 GiB."""
 TEXT_BYTES = 16 * MIB
-"""Of a list of names or labels."""
+"""Largest list of names or labels."""
 IMAGE_BYTES = 64 * MIB
-"""Of an image in an archive."""
+"""Largest image in an archive."""
 _HEADER_BYTES = MIB
-"""Of what a tar archive says before a member, such as its long name."""
+"""Largest header before a member of a tar archive, such as a long name."""
 
 
 class Files(Protocol):
@@ -41,7 +41,7 @@ class Files(Protocol):
 
 
 def open_files(path: Path, inner: str) -> Files:
-    """The files at `path`: an archive, or a folder that holds them itself or in a folder named `inner`."""
+    """Open the files at `path`: an archive, or a folder that holds them, directly or in a folder named `inner`."""
     if os.path.isdir(path):
         return Folder(path / inner if os.path.isdir(path / inner) else path)
     try:
@@ -54,18 +54,18 @@ def open_files(path: Path, inner: str) -> Files:
 
 
 def content(files: Files, name: str, most: int) -> bytes:
-    """Return the bytes of a file, if there are at most `most`; raise KeyError if there is no such file."""
+    """Return the bytes of a file, at most `most`. Raise KeyError if there is no such file."""
     with files.open(name) as file:
         found = file.read(most + 1)
     if len(found) > most:
-        raise DataError(f"{files.where}: {name} has more than {spoken(most)}, which is all that is read of it")
+        raise DataError(f"{files.where}: {name} has more than {spoken(most)}, the most that is read")
     return found
 
 
 def _below(members: Iterable[str], inner: str) -> dict[str, str]:
-    """Members by their name below the archive's own folder, which is `inner`, or a folder that all of them are in.
+    """Return members by their name below the archive's own folder: `inner`, or a folder that holds all of them.
 
-    What a Mac puts beside it does not count.
+    Files that a Mac adds do not count.
     """
     names = {name.removeprefix("./"): name for name in members}
     beside = ("__MACOSX/", ".DS_Store", "._")
@@ -100,7 +100,7 @@ class Tar:
 
     def __init__(self, path: Path, inner: str) -> None:
         self.where = str(path)
-        with _damage(f"{path} is damaged, or no tar archive"):
+        with _damage(f"{path} is damaged, or not a tar archive"):
             self.archive = tarfile.open(path, tarinfo=_Member)  # noqa: SIM115
             held: dict[str, tarfile.TarInfo] = {}
             for member in _bounded(path, self.archive, lambda m: m.size):
@@ -119,12 +119,12 @@ class Tar:
 
 
 class _Member(tarfile.TarInfo):
-    """A header of a tar archive, which tarfile would read whole, however long it says it is."""
+    """A tar header with a bounded length; tarfile would read a header of any length."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         longer = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX)
         if self.type in longer and self.size > _HEADER_BYTES:
-            raise RuntimeError(f"a header of {self.size:,} bytes, and at most {_HEADER_BYTES:,} are read")
+            raise RuntimeError(f"a header of {self.size:,} bytes; at most {_HEADER_BYTES:,} are read")
         parsed: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return parsed
 
@@ -152,7 +152,7 @@ class Zip:
 
 
 class _Reader:
-    """A member being read, whose damage is told in one line wherever in it that is."""
+    """A member being read. Damage anywhere in it raises one line."""
 
     def __init__(self, file: Any, what: str) -> None:
         self._file, self._what = file, what
@@ -173,7 +173,7 @@ class _Reader:
 
 
 def _bounded(path: Path, members: Iterable[Any], size: Callable[[Any], int]) -> Iterator[Any]:
-    """Yield members of an archive, as long as there are not too many of them, nor too large ones."""
+    """Yield an archive's members. Raise if there are too many, or if they are too large."""
     total = 0
     for count, member in enumerate(members, 1):
         total += max(0, size(member))
@@ -185,16 +185,16 @@ def _bounded(path: Path, members: Iterable[Any], size: Callable[[Any], int]) -> 
 
 @contextmanager
 def _damage(what: str) -> Iterator[None]:
-    """Turn whatever a damaged archive makes its reader raise into one line."""
+    """Turn any error of an archive's reader into one line."""
     try:
         yield
     except DataError:
         raise
-    except Exception as error:  # each compression has an error of its own, and headers are parsed without care
+    except Exception as error:  # because each compression has its own errors, and headers are parsed carelessly
         told = isinstance(error, _TOLD) and str(error).strip()
         first = str(error).strip().splitlines()[0].strip(" :")[:200] if told else "its contents cannot be read"
         raise DataError(f"{what}: {first}; fetch it again") from None
 
 
 _TOLD = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, RuntimeError)
-"""Errors that say what is wrong with an archive, in words that a reader of archives understands."""
+"""Errors whose text explains what is wrong with an archive."""

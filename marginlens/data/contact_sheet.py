@@ -1,4 +1,4 @@
-"""Images in rows, with a word before each row, as one PNG to look at."""
+"""Draw labelled rows of images into one PNG."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from marginlens.data.views import View, make_view
 from marginlens.files import deliver, writing
 
 MARK = "[^P]PNG.{4,60}tEXtSoftware\0marginlens"
-"""How a picture begins that we drew. A stranger's is never replaced."""
+"""First bytes of a picture that we drew. Other files are never replaced."""
 _GAP = 2
 _LABEL = 130
 _GROUND, _INK = (255, 255, 255), (20, 20, 20)
 
 
 def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, head: Iterable[str] = ()) -> None:
-    """Writes rows of images (n, 3, h, w) with their labels; `head` names the columns."""
+    """Write rows of images (n, 3, h, w) with their labels. `head` names the columns."""
     rows = list(rows)
     height, width = (zoom * side + _GAP for side in rows[0][1].shape[2:])
     top = 18 if (names := list(head)) else 0
@@ -48,7 +48,7 @@ def save_grid(rows: Iterable[tuple[str, Images]], path: Path, zoom: int = 2, hea
 def save_views(
     images: Images, labels: Sequence[str], views: Sequence[View], seed: int, path: Path, zoom: int = 2
 ) -> None:
-    """Writes a row for each image: the image, four of its strong views, four of its weak ones."""
+    """Write a row for each image: the image, four of its strong views, four of its weak ones."""
     number = torch.arange(len(images))
     columns = [images]
     for which, view in enumerate(views):

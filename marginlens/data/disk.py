@@ -1,6 +1,6 @@
-"""The folder of a data set: its record, its arrays, and how it is replaced, whole or not at all.
+"""The folder of a data set: its record, its arrays, and its replacement, whole or not at all.
 
-Records may come from anywhere, and are taken only as we write them.
+Records may come from anywhere. Only records that we could have written are accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPLIT = re.compile(r"[^/+.\x00][^/+\x00]*")
 
 
 class Facts(BaseModel):
-    """The record of a store, store.json: strict, since it may come from anywhere."""
+    """The record of a store, store.json. Strict, because the file may come from anywhere."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
@@ -39,16 +39,16 @@ class Facts(BaseModel):
     name: str
     version: int = 1
     kind: str = ""
-    """"folder" of an index of image files, "" of arrays."""
+    """"folder" for an index of image files, "" for arrays."""
     path: str = ""
     splits: dict[str, Any]
-    """Arrays: their shapes. An index: the number of files."""
+    """Arrays: their shapes. Index: the number of files."""
     classes: list[str]
     mean: Annotated[list[float], Field(min_length=3, max_length=3)]
     std: Annotated[list[float], Field(min_length=3, max_length=3)]
     fingerprint: str
     checksum: str = ""
-    """SHA-256 of all the rest; "" in a store of an older version."""
+    """SHA-256 of everything else; "" in stores of older versions."""
 
     @model_validator(mode="after")
     def _proper(self) -> Self:
@@ -65,7 +65,7 @@ class Facts(BaseModel):
 
     @property
     def files(self) -> set[str]:
-        """The names of all files of the store."""
+        """Names of all files of the store."""
         kinds = ["labels.npy"]
         kinds += ["files.txt", "sizes.npy", "lengths.npy", "digests.npy"] if self.kind else ["images.npy"]
         return {"store.json", *(f"{split}-{kind}" for split in self.splits for kind in kinds)}
@@ -83,7 +83,7 @@ def save_record(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def record(path: Path, name: str) -> Facts:
-    """Return what a finished store or folder index says of itself."""
+    """Return the record of a finished store or folder index."""
     again = f"remove {path} and prepare {name} again"
     try:
         held = parse(text(path / "store.json"))
@@ -97,11 +97,11 @@ def record(path: Path, name: str) -> Facts:
         raise DataError(f"{path / 'store.json'} is damaged ({where}{first['msg']}); {again}") from None
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{path / 'store.json'} is damaged ({reason(error)}); {again}") from None
-    raise DataError(f"{path} is a store of another version; {again}")
+    raise DataError(f"{path} was written by another version; {again}")
 
 
 def array(path: Path, shape: tuple[int, ...], kind: str, *, mapped: bool = False) -> NDArray[Any]:
-    """Return an array of just this shape and type from a NumPy file, memory-mapped or read."""
+    """Return an array with exactly this shape and dtype from a NumPy file, memory-mapped or read."""
     try:
         with opened(path) as file:
             found = _stated(file)
@@ -119,27 +119,27 @@ def array(path: Path, shape: tuple[int, ...], kind: str, *, mapped: bool = False
 
 
 def _stated(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and type that a NumPy file states."""
+    """Return shape, order and dtype from a NumPy file's header."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise OSError("it is not a NumPy file that marginlens wrote")
         return np.lib.format.read_array_header_1_0(file)
     except OSError:
         raise
-    except Exception:  # NumPy reads the header as Python, which has many ways to fail
-        raise OSError("it is no NumPy file") from None
+    except Exception:  # because NumPy parses the header as Python, which fails in many ways
+        raise OSError("it is not a NumPy file") from None
 
 
 Own = Callable[[Path], Iterable[str]]
-"""Returns the names of the files that we wrote in a folder; raises a DataError if the folder is not ours."""
+"""Returns the names of our files in a folder. Raises a DataError if the folder is not ours."""
 _ELSEWHERE = "set MARGINLENS_DATA to another folder"
 
 
 @contextmanager
 def partial(where: Path, name: str, own: Own | None = None) -> Iterator[Path]:
-    """Make a hidden folder to write into; remove it if anything goes wrong, and what killed writers left before.
+    """Make a hidden folder to write into, and remove it on failure. First remove leftovers of killed writers.
 
-    With `own`, a folder that a killed writer had moved aside, and not replaced yet, is put back first.
+    With `own`, a folder that a killed writer moved aside, but did not replace, is moved back.
     """
     try:
         where.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,9 @@ def partial(where: Path, name: str, own: Own | None = None) -> Iterator[Path]:
 
 
 def publish(folder: Path, final: Path, own: Own) -> None:
-    """Rename a complete folder to its final name, in place of one that we wrote; what fails leaves the old one there.
+    """Rename a complete folder to its final name, in place of one of ours. On failure the old one stays.
 
-    Several writers may do this at once: each one's folder is in place for a while, and the last one's stays.
+    Several writers may do this at once. Each folder is in place for a while, and the last one stays.
     """
     while True:
         before = _inode(final)
@@ -167,11 +167,11 @@ def publish(folder: Path, final: Path, own: Own) -> None:
             check_ours(final, own)
         except (DataError, OSError):
             if _inode(final) != before:
-                continue  # another writer replaced it while we looked
+                continue  # because another writer has replaced it
             raise
         old = final.with_name(f".{final.name}.{_host()}.{unique()}.old")
         try:
-            with suppress(FileNotFoundError):  # another writer has just moved it away
+            with suppress(FileNotFoundError):  # raised if another writer has moved it away
                 final.rename(old)
             folder.rename(final)
         except BaseException as error:
@@ -188,7 +188,7 @@ def publish(folder: Path, final: Path, own: Own) -> None:
 
 
 def check_ours(final: Path, own: Own) -> None:
-    """Raise unless a folder may be replaced: it does not exist, is empty, or holds nothing but what we wrote."""
+    """Raise unless a folder may be replaced: it is missing, empty, or holds only our files."""
     if not os.path.lexists(final):
         return
     if final.is_symlink() or not final.is_dir():
@@ -200,7 +200,7 @@ def check_ours(final: Path, own: Own) -> None:
 
 
 def _discard(old: Path, final: Path, own: Own) -> None:
-    """Remove a folder of ours that was replaced; where a stranger's file came into it meanwhile, keep it in sight."""
+    """Remove a replaced folder of ours. Keep it, under a visible name, if other files were added meanwhile."""
     if not os.path.lexists(old):
         return
     try:
@@ -208,13 +208,13 @@ def _discard(old: Path, final: Path, own: Own) -> None:
     except (DataError, OSError) as error:
         kept = final.with_name(f"{final.name}-replaced-{unique()}")
         old.rename(kept)
-        complain(f"what {final} held before is kept as {kept.name} ({reason(error)})")
+        complain(f"the old contents of {final} are kept as {kept.name} ({reason(error)})")
         return
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _inode(path: Path) -> int:
-    """Return the number of what a name stands for now; 0 for nothing."""
+    """Return the inode of a path, or 0 if nothing is there."""
     try:
         return path.lstat().st_ino
     except OSError:
@@ -222,12 +222,12 @@ def _inode(path: Path) -> int:
 
 
 def moving(final: Path) -> bool:
-    """Return True while a writer is replacing this folder: the old one is aside, the new one not yet in its place."""
+    """True while a writer replaces this folder: the old one is moved aside, the new one is not yet in place."""
     return any(_made_aside(final.name, path.name, "old") for path in final.parent.glob(f".{escape(final.name)}.*.old"))
 
 
 def _sweep(where: Path, name: str, own: Own | None) -> None:
-    """Remove what writers on this host left behind when they were killed; a stranger's file of such a name stays."""
+    """Remove leftovers of killed writers on this host, but no other files with such names."""
     for kind in ("partial", "old"):
         for left in where.glob(f".{escape(name)}.*.{kind}"):
             made = _made_aside(name, left.name, kind)
@@ -242,7 +242,7 @@ def _sweep(where: Path, name: str, own: Own | None) -> None:
 
 
 def _made_aside(name: str, aside: str, kind: str) -> re.Match[str] | None:
-    """Return host and process of the writer that made such a folder, None if it is not a name that we give."""
+    """Return host and process of the writer that made a folder of this name, or None if no writer did."""
     return re.fullmatch(rf"\.{re.escape(name)}\.([^.]+)\.(\d+)-[0-9a-f]{{8}}\.{kind}", aside)
 
 

@@ -1,7 +1,7 @@
-"""The random numbers of every view, from one counter-based generator: nothing is drawn, everything is computed.
+"""The random numbers of every view, computed from one counter-based generator without any state.
 
-A parameter of a view is a pure function of (seed, epoch, sample index, view number, slot), so it is the same in any
-batch order, batch size, rank or resumed run, and a GPU kernel can compute the same bits.
+A view's parameter is a pure function of (seed, epoch, sample index, view number, slot). So it is the same in any batch
+order, batch size, rank or resumed run, and a GPU kernel can compute the same bits.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), which is also
 Triton's `tl.philox`. One call takes a counter of four 32-bit words and a key of two, and gives four words:
@@ -11,10 +11,10 @@ Triton's `tl.philox`. One call takes a counter of four 32-bit words and a key of
     words   = slots 4 * block ... 4 * block + 3               `Slot` names them
     uniform = (word >> 8) * 2^-24                             in [0, 1), exact in float32
 
-What follows is float32 arithmetic in which every multiplication, addition, division and square root is rounded to
-nearest, one by one (constants are computed in float64 and rounded once), and which uses no function that devices round
-differently: `exp` is ours. Whoever writes it as one kernel must forbid fused multiply-adds (`enable_fp_fusion=False`)
-and use `tl.sqrt_rn` and `tl.div_rn`.
+The rest is float32 arithmetic. Every multiplication, addition, division and square root rounds to nearest, one by one.
+Constants are computed in float64 and rounded once. No function is used that devices round differently: `exp` is ours. A
+kernel that does the same must forbid fused multiply-adds (`enable_fp_fusion=False`) and use `tl.sqrt_rn` and
+`tl.div_rn`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 ATTEMPTS = 10
-"""How often torchvision tries to fit a crop before it takes the middle of the image."""
+"""Number of times that torchvision tries to fit a crop before it takes the middle of the image."""
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
-_ORDER = 0xFFFFFF  # the view number that no view has: the order of an epoch is drawn from it
+_ORDER = 0xFFFFFF  # view number for the order of an epoch; no view has this number
 
 
 class Slot(IntEnum):
-    """Where each parameter of a view finds its uniform. Part of the format: a run is only resumed with the same."""
+    """Position of each parameter's uniform. Part of the format: resuming a run needs the same slots."""
 
     TOP = 0
     LEFT = 1
@@ -57,11 +57,11 @@ BLOCKS_WITHOUT_ATTEMPTS = Slot.ATTEMPT // 4
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four words from a counter of four int64 tensors that hold 32-bit words and broadcast together."""
+    """Return four Philox4x32-10 words. The counter is four int64 tensors of 32-bit words, which broadcast."""
     a, b, c, d = torch.broadcast_tensors(*counter)
     k0, k1 = key
     for _ in range(10):
-        # the low 64 bits of a signed product are those of the unsigned one; masks make up for the sign
+        # signed works, because the low 64 bits equal the unsigned product's, and masks remove the sign
         p, q = a * _M0, c * _M1
         a = (q >> 32).bitwise_and_(_WORD).bitwise_xor_(b).bitwise_xor_(k0)
         c = (p >> 32).bitwise_and_(_WORD).bitwise_xor_(d).bitwise_xor_(k1)
@@ -71,9 +71,9 @@ def philox(
 
 
 def uniforms(indices: Tensor, seed: int, epoch: int | Tensor, number: int, blocks: int = BLOCKS) -> Tensor:
-    """The uniforms of view `number` of the samples `indices` (n,): float32 (n, 4 * blocks), a column per slot.
+    """Return the uniforms of view `number` for samples `indices` (n,): float32 (n, 4 * blocks), a column per slot.
 
-    `epoch` may be a 0-d int64 tensor on the indices' device, so that a captured CUDA graph need not be captured again.
+    `epoch` may be a 0-d int64 tensor on the indices' device, so that a CUDA graph can be replayed for another epoch.
     """
     check(indices, seed, epoch, number)
     index = indices.long()[:, None]
@@ -85,25 +85,26 @@ def uniforms(indices: Tensor, seed: int, epoch: int | Tensor, number: int, block
 
 
 def order(count: int, seed: int, epoch: int, device: torch.device | None = None) -> Tensor:
-    """A permutation of `count` samples, int64: sorted by 48 random bits each, from no state. The same on any device."""
+    """Return a permutation of `count` samples, int64, the same on any device: samples sorted by 48 random bits each."""
     u = uniforms(torch.arange(count, device=device), seed, epoch, _ORDER, blocks=1).double()
     return torch.argsort(u[:, 0] + u[:, 1] * 2.0**-24, stable=True)
 
 
 def between(u: Tensor, low: float, high: float) -> Tensor:
-    """Uniform in [low, high]."""
+    """Map uniforms to [low, high]."""
     return u * (high - low) + low
 
 
 def below(u: Tensor, n: Tensor | int) -> Tensor:
-    """Uniform integer in [0, n), n < 2^24: `floor(u * n)`, which cannot round up to n as u is a multiple of 2^-24."""
+    """Map uniforms to integers in [0, n), n < 2^24. floor(u * n) never rounds up to n, as u is a multiple of 2^-24."""
     return (u * n).floor().long()
 
 
 def exp(x: Tensor) -> Tensor:
-    """e^x for |x| < 5, to a few parts in a million, in multiplications and additions alone: the same on all devices.
+    """Return e^x for |x| < 5, to a few parts in a million, with the same bits on all devices.
 
-    Taylor's polynomial of degree 8 at x / 8 (relative error under 1e-7 there), squared three times.
+    Only multiplications and additions: Taylor's polynomial of degree 8 at x / 8 (relative error under 1e-7), squared
+    three times.
     """
     y = x * 0.125
     total = torch.ones_like(y)
@@ -115,10 +116,10 @@ def exp(x: Tensor) -> Tensor:
 
 
 def resized_boxes(u: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """Boxes of torchvision's RandomResizedCrop in height x width images: int64 (n, 4), top, left, height, width.
+    """Return boxes of torchvision's RandomResizedCrop in height x width images: int64 (n, 4), top, left, height, width.
 
-    Of `ATTEMPTS` boxes with uniform area and log-uniform ratio, rounded to whole pixels, the first that fits; else the
-    largest central box of a ratio within the bounds. Its place is uniform among all places.
+    Each box is the first of `ATTEMPTS` boxes that fits. They have uniform area and log-uniform ratio, rounded to whole
+    pixels. If none fits, it is the largest central box with a ratio within the bounds. Its place is uniform.
     """
     pairs = u[:, Slot.ATTEMPT : Slot.ATTEMPT + 2 * ATTEMPTS]
     area = between(pairs[:, 0::2], *scale) * float(height * width)
@@ -137,10 +138,10 @@ def resized_boxes(u: Tensor, height: int, width: int, scale: tuple[float, float]
 
 
 def padded_boxes(u: Tensor, height: int, width: int, size: int, padding: int) -> Tensor:
-    """Boxes of torchvision's RandomCrop(size, padding): as above, relative to the unpadded image, so maybe negative."""
+    """Return boxes of torchvision's RandomCrop(size, padding), relative to the unpadded image, so maybe negative."""
     if min(height, width) + 2 * padding < size:
         raise ValueError(
-            f"images are {height} x {width}, and with a padding of {padding} still smaller than the crop of {size}; "
+            f"images are {height} x {width}, even with a padding of {padding} smaller than the crop of {size}; "
             f"use a smaller size, or crop='resized'"
         )
     top = below(u[:, Slot.TOP], height + 2 * padding - size + 1) - padding
@@ -149,13 +150,13 @@ def padded_boxes(u: Tensor, height: int, width: int, size: int, padding: int) ->
 
 
 def jitter_factors(u: Tensor, strength: tuple[float, float, float, float]) -> Tensor:
-    """(n, 4): factors of brightness, contrast, saturation, in [max(0, 1 - x), 1 + x]; shift of hue, in [-x, x]."""
+    """Return (n, 4): factors of brightness, contrast, saturation in [max(0, 1 - x), 1 + x]; hue's shift in [-x, x]."""
     columns = [between(u[:, Slot.FACTOR + i], max(0.0, 1.0 - x), 1.0 + x) for i, x in enumerate(strength[:3])]
     return torch.stack([*columns, between(u[:, Slot.FACTOR + 3], -strength[3], strength[3])], dim=1)
 
 
 def middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
-    """Height and width of the box that torchvision falls back to."""
+    """Return height and width of torchvision's fallback box."""
     if width / height < ratio[0]:
         return min(height, max(1, round(width / ratio[0]))), width
     if width / height > ratio[1]:
@@ -164,7 +165,7 @@ def middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, in
 
 
 def check(indices: Tensor, seed: int, epoch: int | Tensor, number: int) -> None:
-    """Whether `uniforms` takes these."""
+    """Raise unless `uniforms` accepts these arguments."""
     if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
         raise ValueError(
             f"indices must be a vector of integers, one per image, not {indices.dtype} of shape {tuple(indices.shape)}"
@@ -176,4 +177,4 @@ def check(indices: Tensor, seed: int, epoch: int | Tensor, number: int) -> None:
         elif not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << bits:
             raise ValueError(f"{name} is {value!r}; it must be an integer from 0 to 2^{bits} - 1")
     if indices.device.type == "cpu" and bool((indices < 0).any()):
-        raise ValueError(f"indices go down to {int(indices.min())}; a sample's index must not be negative")
+        raise ValueError(f"the smallest index is {int(indices.min())}; indices must be at least 0")

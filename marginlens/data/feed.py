@@ -1,6 +1,6 @@
-"""Where images come from: arrays that live on the device, or files that are decoded as they are needed.
+"""Sources of images: arrays on the device, or files that are decoded as needed.
 
-Both feeds answer the same questions, so that nothing after this file knows the difference.
+Both feeds have the same methods, so the rest of the code treats them alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marginlens.kernels import no_triton
 
 
 class Feed(Protocol):
-    """A data set as training and evaluation see it."""
+    """A data set as training and evaluation use it."""
 
     name: str
     fingerprint: str
@@ -32,22 +32,22 @@ class Feed(Protocol):
     std: Triple
     splits: tuple[str, ...]
     size: tuple[int, int] | None
-    """Height and width, where all images have the same."""
+    """Height and width if all images have the same size, else None."""
     device: torch.device
 
     def labels(self, split: str) -> Tensor:
-        """int64 (n,) on the CPU; -1 where there is none."""
+        """Return labels, int64 (n,) on the CPU; -1 means no label."""
 
     def views(
         self, split: str, order: Tensor, views: Sequence[View], seed: int, epoch: int, batch: int, first: int = 0
     ) -> Iterator[list[Tensor]]:
-        """Views of the samples in `order`, batch by batch; `first` is the number of the first view."""
+        """Yield views of the samples in `order`, batch by batch. `first` is the number of the first view."""
 
     def kept(self) -> AbstractContextManager[None]:
-        """Keep what decodes images until the end of the context, and not for one pass."""
+        """Keep the decoding workers until the end of the context, rather than for one pass."""
 
     def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
-        """Test images of the chosen samples: resized, central crop; uint8 (n, 3, size, size)."""
+        """Yield test images of the chosen samples: resized, central crop; uint8 (n, 3, size, size)."""
 
 
 class Arrays:
@@ -89,14 +89,14 @@ class Arrays:
         return nullcontext()
 
     def images(self, split: str) -> Tensor:
-        """All of a split on the device, uint8 (n, 3, height, width)."""
+        """Return all images of a split on the device, uint8 (n, 3, height, width)."""
         if split not in self._held:
             self._held[split] = self.store.split(split).to(self.device)[0]
         return self._held[split]
 
 
 class Files:
-    """A folder's index, whose images are decoded by worker processes."""
+    """A folder's index, with worker processes that decode its images."""
 
     def __init__(self, index: FolderIndex, device: torch.device, workers: int) -> None:
         self.index, self.device, self.workers = index, device, workers
@@ -121,26 +121,26 @@ class Files:
         return kept_workers()
 
     def plain(self, split: str, chosen: Tensor, size: int, resize: int, batch: int) -> Iterator[Tensor]:
-        few = len(chosen) <= batch  # done before a worker has started
+        few = len(chosen) <= batch  # no workers, because starting one takes longer
         asked = {"size": size, "resize": resize or size, "batch": batch, "workers": 0 if few else self.workers}
         yield from middles(self.index, split, chosen.tolist(), device=self.device, **asked)
 
 
 def open_feed(name: str, device: torch.device, workers: int = 2) -> Feed:
-    """Return the prepared data set of that name, its content verified."""
+    """Return the prepared data set of this name, after verifying its content."""
     found = verified(name)
     return Arrays(found, device) if isinstance(found, Store) else Files(found, device, workers)
 
 
 def recipe_moments(data: Store | FolderIndex) -> tuple[Triple, Triple]:
-    """Mean and std that images are normalised by: the recipe's, where it has some, else the data's own."""
+    """Return the mean and std for normalising images: the recipe's if it has them, else the data's own."""
     source = SOURCES.get(data.name)
     mean, std = (source.mean, source.std) if source and source.mean and source.std else (data.mean, data.std)
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
 def middle(images: Tensor, size: int, resize: int) -> Tensor:
-    """Central size x size of uint8 images whose shorter side is first resized to `resize` (0: to size)."""
+    """Return the central size x size of uint8 images, after resizing their shorter side to `resize` (0: to size)."""
     height, width = images.shape[2:]
     resize = resize or size
     if (height, width) == (size, size) and resize == size:
@@ -155,7 +155,7 @@ def middle(images: Tensor, size: int, resize: int) -> Tensor:
 
 
 def unfused(images: Tensor, views: Sequence[View]) -> str:
-    """Why one kernel cannot make these views, or nothing."""
+    """Return why one kernel cannot make these views, or ""."""
     if why := no_triton(images.device):
         return why
     from marginlens.data import fused
@@ -164,5 +164,5 @@ def unfused(images: Tensor, views: Sequence[View]) -> str:
 
 
 def all_labelled(labels: Tensor) -> bool:
-    """Whether every sample has a label."""
+    """True if every sample has a label."""
     return bool((labels != NO_LABEL).all())

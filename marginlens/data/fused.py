@@ -1,12 +1,12 @@
-"""Views in one Triton kernel: `make_views` is `views.make_view` of several views at once, images and all, on a GPU.
+"""Make several views in one Triton kernel on a GPU: `make_views` does the same as `views.make_view` for each.
 
-One program makes one view of one sample, from the bytes of its image to normalised values. Its parameters are drawn in
-the program, bit for bit those of `views.parameters`, so the same call with another epoch, seed or choice of samples on
-the device makes other views: a captured CUDA graph can be replayed. Pixels are those of `pixels.py`, in float32, to
-about 1e-5 of a pixel's range: sums are taken in another order.
+One program makes one view of one sample, from the image's bytes to normalised values. It draws its own parameters, bit
+for bit those of `views.parameters`. So a captured CUDA graph makes new views on each replay, if epoch, seed or samples
+on the device have changed. Pixels equal those of `pixels.py` to about 1e-5 of their range, because sums have another
+order.
 
-What differs between views is a row of a small table on the device, and every program branches on its own row. Here is
-what the host does; in `kernels/`, `views_draw.py` has the part of the kernel that draws, `views_pixels.py` the rest.
+Views differ by a row of a small table on the device, and each program branches on its row. This file has the host's
+part. In `kernels/`, `views_draw.py` draws, and `views_pixels.py` does the rest.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from marginlens.kernels.views_draw import COLUMNS, DRAWN, parameters_kernel
 from marginlens.kernels.views_pixels import views_kernel
 
 LARGEST_SIZE, LARGEST_SIDE = 128, 256
-"""Of a view, whose three channels must fit into a program's registers, and of an image."""
+"""Largest view, whose three channels must fit into a program's registers, and largest side of an image."""
 
 
 class Launch(NamedTuple):
-    """How a program runs. Nothing here changes what is drawn."""
+    """Settings of a launch. They do not change the result."""
 
     warps: int
     taps: int
-    """Of a crop, how many along each axis are worked on at a time."""
+    """Taps of a crop that are processed at a time, along each axis."""
     channels: int
-    """1 or 3 are blurred at a time."""
+    """Channels that are blurred at a time: 1 or 3."""
     registers: int | None
-    """Of a thread, at most: fewer let more programs run side by side."""
+    """Limit of registers per thread. Fewer let more programs run side by side."""
 
 
 LAUNCH = {
@@ -62,12 +62,21 @@ def make_views(
     out: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> list[Tensor]:
-    """Views `first`, `first + 1`, ... of samples `chosen` (n,) of `images` (N, 3, height, width), in one launch.
+    """Make views `first`, `first + 1`, ... of samples `chosen` (n,) of `images` (N, 3, height, width), in one launch.
 
-    Each is (n, 3, size, size) of `dtype`, channels last. `out`, from `empty_views`, is written to where it is given.
-    Where the images are others than the samples `chosen`, `indices` (n,) says which samples of the data set they are;
-    chosen=None takes all images. Seed and epoch may be 0-d int64 tensors: they are read by the kernel, never by the
-    host. The first call with some views prepares a table, and so must not be captured in a graph.
+    Each is (n, 3, size, size) of `dtype`, channels last. The first call with some views prepares a table, so it must
+    not be captured in a graph.
+
+    Args:
+        images: The images, uint8.
+        chosen: Rows of `images`; None takes all.
+        views: The views to make.
+        seed: The seed; a 0-d int64 tensor is read by the kernel, never by the host.
+        epoch: The epoch; likewise.
+        first: Number of the first view.
+        dtype: bfloat16 or float32.
+        out: Output from `empty_views`; None allocates one.
+        indices: Indices (n,) of the samples in their data set, if these are not `chosen`.
     """
     reason = supported(images, views)
     if reason is not None:
@@ -96,7 +105,7 @@ def make_views(
 
 
 def empty_views(n: int, views: tuple[View, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for n samples' views: (views, n, 3, size, size), channels last; flatten(0, 1) is one batch."""
+    """Return an empty output for n samples: (views, n, 3, size, size), channels last; flatten(0, 1) is one batch."""
     size = views[0].size
     return torch.empty(len(views), n, size, size, 3, dtype=dtype, device=device).permute(0, 1, 4, 2, 3)
 
@@ -110,7 +119,7 @@ def draw_parameters(
     epoch: int | Tensor,
     first: int = 0,
 ) -> list[Parameters]:
-    """What `make_views` draws for samples `indices` (n,), view by view: `views.parameters` to the bit."""
+    """Return the parameters that `make_views` draws for samples `indices` (n,), by view; twin: `views.parameters`."""
     n = len(indices)
     if len({view.size for view in views}) != 1 or max(height, width) > LARGEST_SIDE:
         raise ValueError(
@@ -120,7 +129,7 @@ def draw_parameters(
     _check_moment(indices, seed, epoch, first, len(views))
     out = torch.zeros(len(views), n, DRAWN.value, device=indices.device)
     table = _table(views, height, width, indices.device)
-    rows = 4096 if _INTERPRET else 128  # the interpreter takes as long for one as for many
+    rows = 4096 if _INTERPRET else 128  # because the interpreter takes as long for one row as for many
     with torch.cuda.device_of(indices):
         parameters_kernel[(triton.cdiv(n, rows), len(views))](
             out, indices, table, *_moments(seed, epoch), first, n,
@@ -146,7 +155,7 @@ def draw_parameters(
 
 
 def supported(images: Tensor, views: tuple[View, ...]) -> str | None:
-    """None where `make_views` can make these views of these images, else the reason why not."""
+    """Return why `make_views` cannot make these views of these images, or None if it can."""
     sizes = sorted({view.size for view in views})
     if len(sizes) != 1:
         return f"the views have sizes {sizes}; views of one launch must have one size"
@@ -166,16 +175,16 @@ def supported(images: Tensor, views: tuple[View, ...]) -> str | None:
     return None
 
 
-@cache  # without a limit: a captured graph goes on reading the table that it was captured with
+@cache  # without a limit, because a captured graph keeps reading its table
 def _table(views: tuple[View, ...], height: int, width: int, device: torch.device) -> Tensor:
-    """(views, columns) float32: constants computed in float64 and rounded once, as `draw` has them."""
+    """Return (views, columns) float32: constants computed in float64 and rounded once, as in `draw`."""
     return torch.tensor([_row(view, height, width) for view in views], dtype=torch.float32, device=device)
 
 
 def _row(view: View, height: int, width: int) -> list[float]:
     padded = view.crop == "padded"
     if padded:
-        draw.padded_boxes(torch.zeros(0, 2), height, width, view.size, view.padding)  # whether there is room at all
+        draw.padded_boxes(torch.zeros(0, 2), height, width, view.size, view.padding)  # raises if there is no room
     low, high = (math.log(x) for x in view.ratio)
     middle = draw.middle(height, width, view.ratio)
     row = [float(padded), view.scale[1] - view.scale[0], view.scale[0], high - low, low, *middle, view.padding]
@@ -191,7 +200,7 @@ def _row(view: View, height: int, width: int) -> list[float]:
 
 
 def _moments(seed: int | Tensor, epoch: int | Tensor) -> tuple[Tensor | None, Tensor | None, int, int, int]:
-    """Seed and epoch as the kernels take them. Whole words of 32 bits as signed numbers: one type for all values."""
+    """Return seed and epoch for the kernels: signed 32-bit words, so that all values have one type."""
     low, high = (0, 0) if isinstance(seed, Tensor) else (_signed(seed), _signed(seed >> 32))
     seeds, epochs = (x if isinstance(x, Tensor) else None for x in (seed, epoch))
     return seeds, epochs, low, high, 0 if isinstance(epoch, Tensor) else _signed(epoch)
@@ -202,7 +211,7 @@ def _signed(word: int) -> int:
 
 
 def _check(images: Tensor, chosen: Tensor | None, indices: Tensor | None, dtype: torch.dtype) -> int:
-    """How many samples there are, if all is well."""
+    """Return the number of samples. Raise if an argument is invalid."""
     if indices is None:
         raise ValueError("chosen and indices are both None; one of them must say which samples the images are")
     n = len(images) if chosen is None else len(chosen)
@@ -215,7 +224,7 @@ def _check(images: Tensor, chosen: Tensor | None, indices: Tensor | None, dtype:
 
 
 def _check_samples(n: int, chosen: Tensor | None, indices: Tensor, device: torch.device) -> None:
-    """The kernels read 64-bit numbers side by side, whatever is there."""
+    """Raise unless indices are contiguous int64, because the kernels read 64-bit numbers side by side."""
     for name, x in (("chosen", chosen), ("indices", indices)):
         if x is not None and (x.dtype != torch.int64 or x.shape != (n,) or not x.is_contiguous()):
             raise ValueError(

@@ -1,9 +1,8 @@
-"""Operations on batches of images, (n, 3, h, w) float32 in [0, 1], each sample with its own parameters.
+"""Operations on batches of images, (n, 3, h, w) float32 in [0, 1], with parameters per sample.
 
-They are torchvision's operations on float tensors, which differ from Pillow's on 8-bit images in one thing: Pillow
-rounds to 8 bits after every step. Nothing here loops over samples or asks a device for a value. Everything linear is
-a batched matrix product, because small ones are what CPUs and GPUs do best: along rows and columns for crops and blurs,
-across channels for colours.
+They follow torchvision on float tensors. Pillow differs in one way: it rounds to 8 bits after every step. Nothing here
+loops over samples or reads a value from a device. Linear operations are batched matrix products, because CPUs and GPUs
+do small ones fast: along rows and columns for crops and blurs, across channels for colours.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ GREY = (0.2989, 0.587, 0.114)
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 ORDERS = tuple(permutations(range(4)))
-"""The order of colour jitter's operations, by number."""
+"""Orders of colour jitter's operations, by number."""
 
 
 @cache
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """A vector that is sent to its device once: sending one makes the host wait, and cannot be captured in a graph."""
+    """Return a vector on a device, sent only once. Sending makes the host wait, and cannot be captured in a graph."""
     return torch.tensor(values, device=device)
 
 
 def crop(x: Tensor, boxes: Tensor, size: int, flip: Tensor) -> Tensor:
-    """Each sample's box (top, left, height, width), resized to size x size and mirrored where `flip` (n,) says so.
+    """Return each sample's box (top, left, height, width), resized to size x size, and mirrored where `flip` (n,) is
+    True.
 
-    Bilinear when it enlarges and antialiased when it shrinks, as Pillow and torchvision: a triangle whose half-width is
-    one pixel of the coarser grid, cut off at the box's border and normalised. A box of `size` may reach outside the
-    image: what is there is black.
+    Like Pillow and torchvision, it is bilinear when it enlarges and antialiased when it shrinks. The filter is a
+    triangle whose half-width is one pixel of the coarser grid, cut off at the box's border and normalised. A box of
+    `size` may reach outside the image, where it is black.
     """
     n, channels, height, width = x.shape
     top, left, h, w = boxes.unbind(1)
@@ -45,7 +45,7 @@ def crop(x: Tensor, boxes: Tensor, size: int, flip: Tensor) -> Tensor:
 
 
 def _triangles(start: Tensor, length: Tensor, source: int, size: int, flip: Tensor) -> Tensor:
-    """Weights (n, size, source) of source pixels in each of `size` pixels that divide [start, start + length)."""
+    """Return weights (n, size, source) of source pixels in the `size` pixels that divide [start, start + length)."""
     step = length.float() / torch.full_like(length, size)
     reach = step.clamp(min=1.0)[:, None]
     i = torch.arange(size, device=start.device)
@@ -54,22 +54,22 @@ def _triangles(start: Tensor, length: Tensor, source: int, size: int, flip: Tens
     j = torch.arange(source, device=start.device) - start[:, None]
     at = torch.where((j >= 0) & (j < length[:, None]), (j + 0.5) / reach, math.inf)  # (n, source)
     weights = (at[:, None, :] - centre[:, :, None]).abs_().neg_().add_(1.0).clamp_(min=0.0)
-    # inside an image the sum is at least 1/2; a row of nothing but padding has sum 0 and stays black
+    # clamped for rows of padding alone, which have sum 0 and stay black; other sums are at least 1/2
     return weights.div_(weights.sum(2, keepdim=True).clamp_(min=1e-3))
 
 
 def grey(x: Tensor) -> Tensor:
-    """Each pixel's grey value in all three channels."""
+    """Return each pixel's grey value in all three channels."""
     n, channels, height, width = x.shape
     weights = constant(GREY, x.device)
     return torch.matmul(weights, x.reshape(n, channels, -1)).view(n, 1, height, width).expand_as(x)
 
 
 def adjust(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
-    """Brightness, contrast or saturation of each sample, as its `operation` (n,) says; HUE leaves a sample as it is.
+    """Change brightness, contrast or saturation by each sample's `operation` (n,). HUE leaves a sample unchanged.
 
-    All three are `clamp(factor * x + (1 - factor) * other)`, where the other image is black, the grey image's mean, or
-    the grey image: a matrix across channels and an offset.
+    All three are `clamp(factor * x + (1 - factor) * other)`. The other image is black, the grey image's mean, or the
+    grey image. So each is a matrix across channels and an offset.
     """
     pixels = x.flatten(2)
     weights = constant(GREY, x.device)
@@ -83,18 +83,18 @@ def adjust(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Each sample's hue (of HSV) moved by its `shift` (n,), in turns.
+    """Move each sample's hue (of HSV) by its `shift` (n,), in turns.
 
-    Value and saturation stay, and with them each pixel's smallest channel and its chroma, largest less smallest. In
+    Value and saturation stay, so each pixel keeps its smallest channel and its chroma, largest less smallest. In
     between, a hue that is t sixths away from cyan, -3 <= t <= 3, puts red at |t| - 1, green at 2 - |t + 1| and blue at
-    2 - |t - 1|, cut off at 0 and 1. The inverse needs no cases: |t| = 2 + (red - green - blue + smallest) / chroma, and
+    2 - |t - 1|, clipped to [0, 1]. The inverse needs no cases: |t| = 2 + (red - green - blue + smallest) / chroma, and
     t is negative on the green side.
     """
     red, green, blue = x.unbind(1)
     low = torch.minimum(torch.minimum(red, green), blue)
     chroma = torch.maximum(torch.maximum(red, green), blue).sub_(low)
     t = (red - green).sub_(blue).add_(low)
-    t = t.div_(chroma.clamp(min=1e-9)).add_(2.0).copysign_(blue - green)  # a grey pixel has no hue: any will do
+    t = t.div_(chroma.clamp(min=1e-9)).add_(2.0).copysign_(blue - green)  # clamped, because grey pixels have no hue
     t = t.add_(6.0 * shift[:, None, None])
     t = t.sub_(t.mul(1.0 / 6.0).round_(), alpha=6.0)
     out = torch.empty_like(x)
@@ -105,10 +105,10 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
 
 
 def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
-    """Colour jitter: each sample's four operations with its `factors` (n, 4), in `ORDERS[order]`.
+    """Apply colour jitter: each sample's four operations with its `factors` (n, 4), in `ORDERS[order]`.
 
-    Hue costs more than all others, so the batch passes it once: before it come the operations that precede it in
-    a sample's order, at most three, and after it the others.
+    Hue costs more than the others together, so it runs once for the whole batch. At most three passes before it apply
+    the operations that precede it in a sample's order; three after it apply the rest.
     """
     passes = _passes(x.device)[order]  # (n, 6): an operation, or HUE for none
     amounts = factors.gather(1, passes)
@@ -122,7 +122,7 @@ def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
 
 @cache
 def _passes(device: torch.device) -> Tensor:
-    """For each order, what three passes before hue and three after it do."""
+    """Return, for each order, the operations of the three passes before hue and of the three after it."""
     table = []
     for order in ORDERS:
         k = order.index(HUE)
@@ -131,18 +131,18 @@ def _passes(device: torch.device) -> Tensor:
 
 
 def blur_radius(sigma: float, size: int) -> int:
-    """Half-width of the kernel for the largest sigma in use: 3 sigma hold 99.7 % of it; reflection allows size - 1."""
+    """Return the kernel's half-width for the largest sigma: 3 sigma hold 99.7 %; reflection allows at most size - 1."""
     return min(math.ceil(3.0 * sigma), size - 1)
 
 
 def blur(x: Tensor, sigma: Tensor, radius: int) -> Tensor:
-    """Gaussian blur with each sample's `sigma` (n,): 2 * radius + 1 taps that add up to 1, reflected at the border."""
+    """Apply Gaussian blur with each sample's `sigma` (n,): 2 * radius + 1 normalised taps, reflected at the border."""
     n, channels, height, width = x.shape
     if radius >= min(height, width):
         raise ValueError(f"a blur of radius {radius} cannot be reflected in images of {height} x {width}")
     taps = (-0.5 * (torch.arange(radius + 1, device=x.device) / sigma[:, None]) ** 2).exp_()
-    taps = torch.where(taps > 1e-12, taps, 0.0)  # what float32 cannot show anyway; denormal numbers are slow
-    taps = taps / (2.0 * taps.sum(1, keepdim=True) - 1.0)  # the middle one, which is 1, once, and the others twice
+    taps = torch.where(taps > 1e-12, taps, 0.0)  # because denormal numbers are slow, and these do not show
+    taps = taps / (2.0 * taps.sum(1, keepdim=True) - 1.0)  # the middle tap, which is 1, counts once, the others twice
     columns = torch.mm(taps, _reflections(width, radius, x.device)).view(n, width, width)
     rows = columns
     if height != width:
@@ -151,9 +151,9 @@ def blur(x: Tensor, sigma: Tensor, radius: int) -> Tensor:
     return torch.matmul(rows[:, None], x.view(n, channels, height, width))
 
 
-@cache  # for good: a captured graph reads it where it is
+@cache  # without a limit, because a captured graph keeps reading it
 def _reflections(size: int, radius: int, device: torch.device) -> Tensor:
-    """(radius + 1, size * size): how often tap t of pixel i falls on pixel j, from both sides and with reflection."""
+    """Count (radius + 1, size * size) how often tap t of pixel i falls on pixel j, from both sides, reflected."""
     i = torch.arange(size, device=device)
     t = torch.arange(radius + 1, device=device)
     hits = torch.zeros(radius + 1, size, size, device=device)
@@ -166,11 +166,11 @@ def _reflections(size: int, radius: int, device: torch.device) -> Tensor:
 
 
 def solarise(x: Tensor, threshold: float = 0.5) -> Tensor:
-    """Values from the threshold on (0.5: 128 of 255) turned into their negative."""
+    """Invert values from the threshold on (0.5: 128 of 255)."""
     return torch.where(x >= threshold, 1.0 - x, x)
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(x - mean) / std per channel."""
+    """Return (x - mean) / std per channel."""
     centre, scale = constant(mean, x.device), constant(std, x.device)
     return (x - centre[:, None, None]) / scale[:, None, None]

@@ -1,9 +1,11 @@
 """`shapes`: ten kinds of figure, drawn by a formula, so that everything runs offline in a minute on a CPU.
 
-A fair test of a representation: figures are large, on a plain ground, in two random tones (either of them the
-brighter), turned, sheared and moved, and their outline wobbles, so that no two of a class are alike and pixels say
-little about the class. Two things would spoil it, for telling instances apart would then not need the figure: a
-textured ground, and colours, much of which colour jitter leaves as they were (measured: docs/guides/data.md).
+A fair test of a representation: pixels say little about the class. Figures are large, on a plain ground, in two random
+tones, either of them brighter. They are turned, sheared and moved, and their outline wobbles, so no two of a
+class are alike.
+
+Textured grounds and colours would spoil the test, because instances could then be told apart without the figure. Colour
+jitter leaves much of a colour unchanged (measured: docs/guides/data.md).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 CLASSES = ("disc", "triangle", "frame", "star", "cross", "rays", "bars", "dots", "checks", "target")
 SPLITS = ("train", "test")
 VERSION = 1
-"""Part of the content's identity: raised whenever the same seed draws other images."""
+"""Part of the content's identity. Raised whenever the same seed draws other images."""
 
 _FACTS = 17
 _CHUNK = 512
@@ -26,17 +28,17 @@ _SHIFT, _WARP, _WOBBLE = 0.6, 0.5, 0.06
 
 Floats = NDArray[np.float64]
 Outline = Callable[[Floats, Floats, Floats], NDArray[np.bool_]]
-"""Which of the points (u, v), about -1 to 1, lie inside; t in [0, 1] varies the outline."""
+"""Returns which points (u, v), from about -1 to 1, are inside. t in [0, 1] varies the outline."""
 
 
 def draw(
     count: int, split: str = "train", size: int = 32, seed: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """`count` images (count, 3, size, size) and labels. Image i depends on (seed, split, i) alone."""
+    """Return `count` images (count, 3, size, size) and labels. Image i depends only on (seed, split, i)."""
     if split not in SPLITS:
         raise ValueError(f"shapes has no split {split!r}; it has {' and '.join(SPLITS)}")
     if count < 1 or size < 8 or seed < 0:
-        raise ValueError(f"shapes: count is {count}, size {size}, seed {seed}; at least 1, 8 and 0 are needed")
+        raise ValueError(f"shapes: count is {count}, size {size}, seed {seed}; they must be at least 1, 8 and 0")
     key = np.array([seed, SPLITS.index(split) + 2 * VERSION], dtype=np.uint64)
     facts = np.random.Generator(np.random.Philox(key=key)).random((count, _FACTS))
     labels = (facts[:, 0] * len(CLASSES)).astype(np.int64)
@@ -54,7 +56,7 @@ def _paint(facts: Floats, labels: NDArray[np.int64], size: int) -> NDArray[np.ui
 
 
 def _tones(facts: Floats) -> tuple[Floats, Floats]:
-    """Ground and figure: a dark and a bright tone of grey, either being the figure."""
+    """Return tones of ground and figure: a dark and a bright grey, in either order."""
     dark = 0.1 + 0.3 * facts[:, 0]
     bright = dark + 0.25 + 0.3 * facts[:, 1]
     swap = facts[:, 2] < 0.5
@@ -62,7 +64,7 @@ def _tones(facts: Floats) -> tuple[Floats, Floats]:
 
 
 def _figures(facts: Floats, labels: NDArray[np.int64], fine: int) -> NDArray[np.bool_]:
-    """Which of fine x fine points lie inside each figure."""
+    """Return which of fine x fine points are inside each figure."""
     axis = (np.arange(fine) + 0.5) / fine * 2 - 1
     x, y = np.meshgrid(axis, axis)
     turn = 2 * np.pi * facts[:, 1, None, None]
@@ -89,7 +91,7 @@ def _figures(facts: Floats, labels: NDArray[np.int64], fine: int) -> NDArray[np.
 
 
 def _triangle(u: Floats, v: Floats) -> Floats:
-    """Below 1 inside a regular triangle with its corners at distance 1."""
+    """Return values below 1 inside a regular triangle with corners at distance 1."""
     sector = 2 * np.pi / 3
     angle = np.mod(np.arctan2(v, u), sector) - sector / 2
     reach: Floats = np.hypot(u, v) * np.cos(angle) / np.cos(sector / 2)
@@ -97,7 +99,7 @@ def _triangle(u: Floats, v: Floats) -> Floats:
 
 
 def _cell(x: Floats) -> Floats:
-    """The place within a cell of a grid, from -1/3 to 1/3."""
+    """Return the position within a grid's cell, from -1/3 to 1/3."""
     place: Floats = np.mod(x + 1.0, 2 / 3) - 1 / 3
     return place
 

@@ -1,7 +1,7 @@
 """Images on disk as plain arrays: memory-mapped uint8 (n, 3, h, w) and labels, whole or not there at all.
 
 A store is a folder `ROOT/NAME` with `SPLIT-images.npy`, `SPLIT-labels.npy` and `store.json`. It is written under
-another name and renamed when complete, so that a reader never meets half of one, and two writers cannot mix.
+another name and renamed when complete. So a reader never sees half a store, and two writers cannot mix.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from marginlens.errors import DataError
 from marginlens.files import expanded, flush, reason
 
 DOWNLOADS = "downloads"
-"""The folder of archives beside the stores, which no store may have the name of."""
+"""Folder of archives beside the stores. No store may have this name."""
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 NO_LABEL = -1
 _TRIES, _PAUSE = 6, 0.01
 _PATIENCE = 2.0
-"""Seconds that a reader waits for a writer between its two renames, which takes it an instant."""
+"""Seconds that a reader waits for a writer between its two renames, which are an instant apart."""
 
 T = TypeVar("T")
 
 
 class Batch(NamedTuple):
-    """A piece of a split on its way into a store: images (n, 3, h, w) and labels (n,), NO_LABEL where there is none."""
+    """A piece of a split to store: images (n, 3, h, w) and labels (n,), with NO_LABEL for missing ones."""
 
     images: Images
     labels: Labels
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a store: arrays that are read from disk as they are touched."""
+    """One split of a store: arrays that are read from disk as they are used."""
 
     images: Images
     labels: Labels
@@ -58,7 +58,7 @@ class Split:
         return bool((self.labels != NO_LABEL).all())
 
     def to(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Images (uint8) and labels as tensors on a device: small data sets live there for a whole run."""
+        """Return images (uint8) and labels as tensors on a device. Small data sets stay there for a whole run."""
         return torch.from_numpy(np.array(self.images)).to(device), torch.from_numpy(np.array(self.labels)).to(device)
 
 
@@ -81,14 +81,14 @@ class Store:
         return int(height), int(width)
 
     def split(self, name: str) -> Split:
-        """A split by name, or several joined: `train+unlabeled`."""
+        """Return a split by name, or several joined: `train+unlabeled`."""
         parts = self._parts(name)
         if len(parts) == 1:
             return parts[0]
         return Split(np.concatenate([part.images for part in parts]), self.labels(name))
 
     def labels(self, name: str) -> Labels:
-        """The labels of a split, or of several joined, without touching their images."""
+        """Return the labels of a split, or of several joined, without reading their images."""
         return np.concatenate([part.labels for part in self._parts(name)])
 
     def _parts(self, name: str) -> list[Split]:
@@ -99,26 +99,26 @@ class Store:
 
 
 def root() -> Path:
-    """Where stores live: the folder that MARGINLENS_DATA names, or one in the user's cache."""
+    """Return the folder of stores: MARGINLENS_DATA, or one in the user's cache."""
     if named := os.environ.get("MARGINLENS_DATA"):
         return expanded(named)
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as containers have them
+    except RuntimeError:  # raised for users without a home, as in containers
         raise DataError("there is no home folder to keep data in; set MARGINLENS_DATA to a folder") from None
     return cache / "marginlens" / "data"
 
 
 def read(name: str, folder: Path | None = None) -> Store:
-    """Return the store `name`, checked against its record, but for the content of its arrays: `verify` reads that."""
+    """Return the store `name`, checked against its record. `verify` also checks the content of its arrays."""
     path = (folder or root()) / name
     return steady(path, name, lambda facts: _read(path, name, facts))
 
 
 def steady(path: Path, name: str, opened: Callable[[Facts], T]) -> T:
-    """Return what is opened by a record that stays the same meanwhile, though the store may be prepared anew.
+    """Return `opened(facts)` for a record that did not change meanwhile, because another process may replace the store.
 
-    What fails is tried again, since files are gone for a moment when they are replaced.
+    Failures are retried, because files are missing for a moment during a replacement.
     """
     for left in reversed(range(_TRIES)):
         try:
@@ -150,7 +150,7 @@ def _read(path: Path, name: str, facts: Facts) -> Store:
 
 
 def _shapes(path: Path, shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of images and labels that a record states."""
+    """Return the shapes of images and labels in a record."""
     try:
         (count, channels, height, width), (labels,) = shapes["images"], shapes["labels"]
         whole = [int(x) for x in (count, channels, height, width, labels)]
@@ -164,7 +164,7 @@ def _shapes(path: Path, shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def verify(store: Store) -> Store:
-    """Return the store if its content is what was prepared: all images and labels are hashed, 0.1 s for CIFAR."""
+    """Hash all images and labels (0.1 s for CIFAR), and return the store. Raise if its content has changed."""
     digest = hashlib.sha256(json.dumps(store.classes).encode())
     for split in store.splits.values():
         digest.update(np.ascontiguousarray(split.images).data)
@@ -178,7 +178,7 @@ def verify(store: Store) -> Store:
 
 
 def exists(name: str, folder: Path | None = None) -> bool:
-    """Return True if a finished store of that name is there; wait for a writer that is replacing it."""
+    """True if a finished store of this name exists. Waits for a writer that is replacing it."""
     path, end = (folder or root()) / name, time.monotonic() + _PATIENCE
     while not os.path.isfile(path / "store.json"):
         if not moving(path) or time.monotonic() > end:
@@ -198,7 +198,7 @@ def names(folder: Path | None = None) -> list[str]:
 
 
 def own(path: Path, kind: str = "") -> set[str]:
-    """Return the names of the files that we wrote in a store; raise if the folder is not a store of this kind."""
+    """Return the names of our files in a store. Raise if the folder is not a store of this kind."""
     if not os.path.lexists(path / "store.json"):
         raise DataError(
             f"{path} is not a data set that marginlens wrote (it has no store.json), and is never replaced; "
@@ -207,12 +207,12 @@ def own(path: Path, kind: str = "") -> set[str]:
     facts = record(path, path.name)
     if facts.kind != kind:
         what = "an index of a folder of images" if facts.kind else "a data set of arrays"
-        raise DataError(f"{path} is {what}, which is not replaced by another kind; give another name, or remove it")
+        raise DataError(f"{path} is {what}, and is not replaced by another kind; give another name, or remove it")
     return facts.files
 
 
 def check_target(name: str, source: Path | None, folder: Path | None = None, kind: str = "") -> None:
-    """Raise before anything is read, if the store would replace what is not ours, or overlap with its own source."""
+    """Raise, before reading anything, if the store would replace files that are not ours or overlap with its source."""
     target = (folder or root()) / name
     if name == DOWNLOADS:
         raise DataError(f"{name!r} is where archives are downloaded to; give another name with --as NAME")
@@ -236,7 +236,7 @@ def write(
     folder: Path | None = None,
     version: int = 1,
 ) -> Store:
-    """Write a store from pieces of each split, and return it. Nothing of it is seen before all of it is there."""
+    """Write a store from pieces of each split, and return it. It becomes visible only when complete."""
     where = folder or root()
     check_target(name, None, where)
     with partial(where, name, own) as folder:
@@ -268,7 +268,10 @@ def write(
 def _write_split(
     folder: Path, split: str, batches: Iterable[Batch], classes: int, digest: Any
 ) -> tuple[dict[str, Any], NDArray[np.float64], int]:
-    """Streams a split to its two files. Mean and std are of the training images, unlabelled ones included."""
+    """Stream a split to its two files.
+
+    Sum pixels of all splits but test, unlabelled ones included, for mean and std.
+    """
     sums, pixels, labels = np.zeros((2, 3)), 0, []
     path = folder / f"{split}-images.npy"
     shape: tuple[int, ...] = ()
@@ -300,9 +303,9 @@ def _write_split(
 
 
 def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    """NumPy's own header, padded to one length so that it can be written over when the count is known.
+    """Write NumPy's own header, padded to a fixed length, so that it can be overwritten when the count is known.
 
-    Written as a file rather than through a memory map, because a full disk is then an error and not a SIGBUS.
+    The file is not memory-mapped, because a full disk would then be a SIGBUS rather than an error.
     """
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
     file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n")
@@ -313,14 +316,16 @@ def _of_no_class(labels: Labels, classes: int) -> Labels:
 
 
 def _checked(split: str, images: Any, labels: Any, count: int) -> Batch:
-    """A piece as a store holds it: its bytes are written as they are, so they must mean what is read again."""
+    """Return a piece with the dtypes of a store. Its bytes are written unchanged, so they must mean the same on
+    reading.
+    """
     pixels, classes = np.asarray(images), np.asarray(labels)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
         raise DataError(f"{split}: images are {pixels.dtype} {pixels.shape}; they must be uint8 (n, 3, height, width)")
     if classes.shape != (len(pixels),) or classes.dtype.kind not in "iu":
         raise DataError(
             f"{split}: {len(pixels)} images with labels {classes.dtype} {classes.shape}; "
-            f"each must have a whole number, {NO_LABEL} where there is none"
+            f"each image must have a whole number, or {NO_LABEL} for no label"
         )
     _check_labels(split, classes, count)
     return Batch(pixels, classes.astype(np.int64))

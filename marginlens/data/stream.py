@@ -1,7 +1,6 @@
-"""Views of a folder's images as they are needed: cropped while they are decoded, in worker processes, then coloured in
-batches on the device.
+"""Views of a folder's images on demand: worker processes decode and crop, the device does the rest in batches.
 
-The same parameters as everywhere: a function of (seed, epoch, sample, view) alone, whatever the number of workers.
+Parameters are those of every other path: a function of (seed, epoch, sample, view) alone, for any number of workers.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from marginlens.data.workers import end_with_parent, without_main
 from marginlens.errors import DataError
 
 _begun: WeakSet[Any] = WeakSet()
-"""Iterators of loaders with workers that nobody has let go of."""
+"""Iterators of loaders whose workers are still running."""
 _waiting: ContextVar[dict[Any, Any] | None] = ContextVar("_waiting", default=None)
-"""The last loader whose pass ended well, by what it was asked for; none unless workers are to be kept."""
+"""The last loader whose pass finished, by its arguments. None unless workers are to be kept."""
 
 
 class Views(NamedTuple):
-    """A batch: which samples, and each view of them (n, 3, size, size)."""
+    """A batch: sample indices, and each view of them (n, 3, size, size)."""
 
     indices: Tensor
     views: list[Tensor]
@@ -58,7 +57,7 @@ class _Middles(Dataset[Tensor]):
 
 
 class _Crops(Dataset[tuple[int, list[Tensor]]]):
-    """The crop of each view of a sample, uint8, mirrored where it was drawn so."""
+    """The crop of each view of a sample, uint8, mirrored if drawn so."""
 
     def __init__(self, index: FolderIndex, split: str, views: Sequence[View], seed: int, first: int) -> None:
         self.index, self.split, self.views, self.seed, self.first = index, split, views, seed, first
@@ -79,7 +78,7 @@ class _Crops(Dataset[tuple[int, list[Tensor]]]):
 
 
 class _Pass(Sampler[tuple[int, int]]):
-    """Epoch and number of each sample of a pass, which the next pass replaces."""
+    """Epoch and number of each sample of a pass. The next pass replaces them."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -93,7 +92,7 @@ class _Pass(Sampler[tuple[int, int]]):
 
 @contextmanager
 def kept_workers() -> Iterator[None]:
-    """Within, the workers of a pass wait for the next: to start them takes seconds, as long as many an epoch."""
+    """Keep the workers of a pass for the next one, because starting them takes seconds, as long as many an epoch."""
     loaders: dict[Any, Any] = {}
     before = _waiting.set(loaders)
     try:
@@ -121,9 +120,9 @@ def stream(
     device: torch.device | str = "cpu",
     first: int = 0,
 ) -> Iterator[Views]:
-    """One pass over a split in `order` (as stored, if none is given): batches of views on a device.
+    """Yield batches of views on a device, in one pass over a split in `order` (as stored, if None).
 
-    A last batch that is not full is given too. The views are numbered from `first`.
+    A last partial batch is included. Views are numbered from `first`.
     """
     if split not in index.splits:
         raise DataError(f"{index.name} has no split {split!r}; it has {', '.join(index.splits)}")
@@ -166,7 +165,7 @@ def middles(
     workers: int = 2,
     device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
-    """Batches of test images: shorter side to `resize`, then the central size x size; uint8 (n, 3, size, size)."""
+    """Yield test images, uint8 (n, 3, size, size): shorter side to `resize`, then the central size x size."""
     images = _Middles(index, split, chosen, size, resize)
     context = "spawn" if workers else None
     asked: dict[str, Any] = {"multiprocessing_context": context, "worker_init_fn": end_with_parent}
@@ -176,14 +175,14 @@ def middles(
 
 
 def _started(loader: DataLoader[Any], key: Any = None) -> Iterator[Any]:
-    """The loader's batches; what a worker says of a bad file stays one line.
+    """Yield the loader's batches. An error about a bad file in a worker stays one line.
 
-    Its workers are born deaf to Ctrl-C and SIGTERM, which a terminal and a scheduler send to every process: what they
-    mean is the main one's to decide, and a worker that dies of them would interrupt it in the middle of a step. So they
-    must be told when it ends: multiprocessing would send SIGTERM, and wait for ever.
+    Workers ignore Ctrl-C and SIGTERM, which terminals and schedulers send to every process. The main process decides
+    what these mean; a worker that died of them would interrupt it in the middle of a step. So workers must be told to
+    end, because multiprocessing would send SIGTERM and wait forever.
     """
     if loader.num_workers:
-        resource_tracker.ensure_running()  # which would unblock the two signals again when it is first started
+        resource_tracker.ensure_running()  # now, because its first start unblocks the two signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         with without_main():
@@ -200,14 +199,14 @@ def _started(loader: DataLoader[Any], key: Any = None) -> Iterator[Any]:
             kept, waiting[key] = True, loader
     except DataError as error:
         raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
-    finally:  # at once: whenever it is collected, it may be by a thread that it waits for
+    finally:  # at once, because garbage collection may happen in a thread that it waits for
         if loader.num_workers and not kept:
             batches._shutdown_workers()
 
 
 @atexit.register
 def _end() -> None:
-    """Before multiprocessing's own end, which was registered earlier."""
+    """End workers before multiprocessing's own exit handler, which was registered earlier."""
     for batches in list(_begun):
         batches._shutdown_workers()
 

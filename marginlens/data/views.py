@@ -1,10 +1,10 @@
-"""A view: what random augmentation makes of an image. `View` says which, `make_view` makes a batch of them.
+"""A view: a random augmentation of an image. `View` describes it, `make_view` makes a batch.
 
     batch = make_view(images, indices, strong(32, mean, std), seed=0, epoch=3, number=0)
 
-The randomness of sample i is a function of (seed, epoch, indices[i], number) alone (`draw.py`); the operations, in this
-order: crop and flip, jitter, grey, blur, solarise, normalise (`pixels.py`). Torchvision's recipes flip after the blur;
-mirroring commutes with all of them.
+The randomness of sample i is a function of (seed, epoch, indices[i], number) alone (`draw.py`). The operations are, in
+this order: crop and flip, jitter, grey, blur, solarise, normalise (`pixels.py`). Torchvision's recipes flip after the
+blur, which gives the same result: mirroring commutes with all of these.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Crop = Literal["resized", "padded"]
 Triple = tuple[float, float, float]
 
 _WIDEST_RATIO = 100.0
-_VALUES = 1 << 24  # pixel values at work at a time: 64 MiB for each of a handful of temporary tensors
+_VALUES = 1 << 24  # pixel values at a time: 64 MiB for each of a few temporary tensors
 
 
 @dataclass(frozen=True)
 class View:
-    """Random augmentation with torchvision's meaning of every parameter; a probability of 0 leaves a step out."""
+    """A random augmentation. Parameters mean the same as in torchvision; a probability of 0 skips a step."""
 
     size: int = 32
     crop: Crop = "resized"
@@ -39,7 +39,7 @@ class View:
     ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0)
     """Width over height of a resized crop."""
     padding: int = 4
-    """Black border in which a padded crop may lie."""
+    """Black border around the image that a padded crop may include."""
     flip: float = 0.5
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
     """Brightness, contrast, saturation, hue."""
@@ -69,24 +69,24 @@ class View:
 
 
 def strong(size: int, mean: Triple, std: Triple) -> View:
-    """ReSSL's strong view, which the student sees."""
+    """Return ReSSL's strong view, which the student sees."""
     return View(size=size, mean=mean, std=std)
 
 
 def weak(size: int, mean: Triple, std: Triple, crop: Crop = "resized") -> View:
-    """ReSSL's weak view, which the teacher sees: crop and flip. The paper's words also fit a padded crop."""
+    """Return ReSSL's weak view, which the teacher sees: crop and flip. The paper's words also fit a padded crop."""
     return View(size=size, crop=crop, jitter_p=0.0, grey=0.0, blur=0.0, mean=mean, std=std)
 
 
 class Parameters(NamedTuple):
-    """What was drawn for each of n samples."""
+    """Parameters drawn for each of n samples."""
 
     boxes: Tensor
     """(n, 4): top, left, height, width; whole pixels."""
     flip: Tensor
     jittered: Tensor
     factors: Tensor
-    """(n, 4): of brightness, contrast and saturation, and the hue's shift."""
+    """(n, 4): factors of brightness, contrast and saturation, and the hue's shift."""
     order: Tensor
     """Index into `pixels.ORDERS`."""
     grey: Tensor
@@ -98,7 +98,7 @@ class Parameters(NamedTuple):
 def parameters(
     indices: Tensor, height: int, width: int, view: View, seed: int, epoch: int | Tensor, number: int
 ) -> Parameters:
-    """The parameters of view `number` of samples `indices` (n,), whose images are height x width."""
+    """Return the parameters of view `number` of samples `indices` (n,), whose images are height x width."""
     resized = view.crop == "resized"
     u = draw.uniforms(indices, seed, epoch, number, draw.BLOCKS if resized else draw.BLOCKS_WITHOUT_ATTEMPTS)
     if resized:
@@ -127,10 +127,10 @@ def make_view(
     number: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """View `number` of a batch: uint8 (n, 3, height, width) in, (n, 3, size, size) of `dtype` out.
+    """Make view `number` of a batch: uint8 (n, 3, height, width) to (n, 3, size, size) of `dtype`.
 
-    Row i of images is sample `indices[i]` of its data set. Computed in float32 even under autocast. Batches are
-    worked through in parts, so that memory beyond the result is bounded.
+    Row i of images is sample `indices[i]` of its data set. Computed in float32, even under autocast, and in parts, so
+    that temporary memory is bounded.
     """
     _check_images(images, indices)
     n, _, height, width = images.shape
@@ -146,12 +146,12 @@ def make_view(
 
 
 def render(images: Tensor, drawn: Parameters, view: View) -> Tensor:
-    """The view that `drawn` describes: float32 (n, 3, size, size)."""
+    """Return the view with the parameters `drawn`: float32 (n, 3, size, size)."""
     return colour(pixels.crop(images.float().mul_(1.0 / 255.0), drawn.boxes, view.size, drawn.flip), drawn, view)
 
 
 def colour(x: Tensor, drawn: Parameters, view: View) -> Tensor:
-    """Everything after the crop, on images in [0, 1]."""
+    """Apply everything after the crop to images in [0, 1]."""
     if view.jitter_p > 0.0:
         x = _chosen(x, drawn.jittered, pixels.jitter, drawn.factors, drawn.order)
     if view.grey > 0.0:
@@ -165,7 +165,7 @@ def colour(x: Tensor, drawn: Parameters, view: View) -> Tensor:
 
 
 def _chosen(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-    """`operation` on the chosen samples of x, which may be overwritten."""
+    """Apply `operation` to the chosen samples of x, which may be overwritten."""
     if not _lookup_is_free(chosen):
         return torch.where(chosen[:, None, None, None], operation(x, *arguments), x)
     index = chosen.nonzero()[:, 0]
@@ -175,7 +175,7 @@ def _chosen(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *argume
 
 
 def _lookup_is_free(chosen: Tensor) -> bool:
-    """Whether to look which samples were chosen: elsewhere than on a CPU it stalls, and breaks a captured graph."""
+    """True if a look at the chosen samples is free. Off the CPU it would stall, and break a captured graph."""
     return chosen.device.type == "cpu"
 
 
@@ -186,7 +186,7 @@ def _check_images(images: Tensor, indices: Tensor) -> None:
             f"(n, 3, height, width)"
         )
     if len(indices) != len(images):
-        raise ValueError(f"there are {len(images)} images and {len(indices)} indices; each image needs its own")
+        raise ValueError(f"there are {len(images)} images but {len(indices)} indices; each image needs its own")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
@@ -209,4 +209,4 @@ def _check_range(name: str, values: tuple[float, float], low: float, high: float
     for value in values:
         _check_number(name, value, low, high)
     if values[0] > values[1]:
-        raise ValueError(f"View: {name} is {values!r}; the smaller number comes first")
+        raise ValueError(f"View: {name} is {values!r}; the smaller number must come first")

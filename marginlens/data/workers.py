@@ -1,6 +1,6 @@
-"""Processes that decode images: they do not run the program again, and they end with their parent.
+"""Processes that decode images. They do not run the program again, and they end with their parent.
 
-Imports nothing else of ours: a worker is watched before it imports torch.
+Imports nothing else of ours, because a worker must watch its parent before it imports torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _spawning = threading.Lock()
 
 
 def end_with_parent(number: int = 0) -> None:
-    """End this worker process as soon as its parent is gone, however that ended: killed, it could tell nobody.
+    """End this worker as soon as its parent is gone, because a killed parent cannot tell its workers.
 
-    Called first in a worker. One that is still importing when its parent dies ends here.
+    Call this first in a worker, so that it also ends during its imports.
     """
     parent = parent_process()
     if parent is not None:
@@ -35,10 +35,10 @@ def _end_after(sentinel: int) -> None:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within, a process that is started does not run the program again, if it would.
+    """Start processes inside that do not run the program again.
 
-    Spawned processes import the main module: a script that calls this and is not under `if __name__ == "__main__"`
-    would begin anew in each of them. So it is out of sight for the milliseconds of a start.
+    Spawned processes import the main module. A script without `if __name__ == "__main__"` would start over in each of
+    them. So the main module is hidden for the milliseconds of a start.
     """
     if not _begins_anew():
         yield
@@ -53,7 +53,7 @@ def without_main() -> Iterator[None]:
 
 
 def _begins_anew() -> bool:
-    """Return True if the program is a script that does not ask for its own name."""
+    """True if the program is a script that does not check its own name."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     if path is None or getattr(main, "__spec__", None) is not None:

@@ -1,8 +1,8 @@
-"""Evaluations of a frozen backbone, by name: each is one file, and one line here (docs/developing/evaluations.md).
+"""Evaluations of a frozen backbone, by name. Each is one file, and one line here (docs/developing/evaluations.md).
 
-An evaluation's file has the settings that determine its number, a function that measures, and an `EVALUATION` that says
-how the number is shown. Its docstring is what `marginlens NAME --help` prints. Commands, the files of `evaluations/`,
-the columns of `marginlens runs`, sweeps and reports follow from it.
+An evaluation's file holds its settings, a function that measures, and an `EVALUATION` that says how to show the number.
+`marginlens NAME --help` prints the file's docstring. Commands, the files of `evaluations/`, the columns of `marginlens
+runs`, sweeps and reports follow from this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MODULES = {
     "transfer": "marginlens.evals.transfer",
 }
 HEADLINE = "probe"
-"""The evaluation that a run is expected to have, and that follows each run of a sweep."""
+"""The evaluation that every run should have, and that follows each run of a sweep."""
 
 
 class Task(NamedTuple):
-    """What is measured, and on what."""
+    """The backbone to measure, and the data."""
 
     backbone: nn.Module
     """Frozen: its checksum is compared before and after."""
@@ -44,18 +44,18 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation: its settings, how it is measured, how its number is shown."""
+    """An evaluation: its settings, its measurement and its display."""
 
     settings: type[Settings]
     measure: Callable[[Task, Sequence[Any]], Mapping[Any, dict[str, Any]]]
-    """Returns the numbers of each settings, top1 among them. Several settings differ in their learning rate alone; one
-    that diverged to NaN is left out."""
+    """Returns the numbers, including top1, for each of the settings, which differ only in their learning rate. Settings
+    that diverged to NaN are left out."""
     title: str = ""
-    """The heading of its column, if that is not its name."""
+    """Heading of its column, if that differs from its name."""
     elsewhere: bool = False
-    """True if it is made on other data than the run learned from."""
+    """True if it uses other data than the run learned from."""
     needs: tuple[str, ...] = ()
-    """Numbers besides top1 that every record of it has."""
+    """Numbers besides top1 that every record has."""
     how: Callable[[Any], str] = lambda record: ""
     """Returns in a few words how a record was made."""
     remark: Callable[[Any], str] = lambda record: ""
@@ -63,12 +63,12 @@ class Evaluation:
 
     @property
     def rated(self) -> bool:
-        """True if it has a learning rate: several can then be tried beside each other."""
+        """True if it has a learning rate, so that several rates can be tried side by side."""
         return "lr" in self.settings.model_fields
 
 
 def get(name: str) -> Evaluation:
-    """Return the evaluation of that name."""
+    """Return the evaluation with this name."""
     if name not in MODULES:
         close = get_close_matches(name, MODULES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(MODULES)}"
@@ -78,7 +78,7 @@ def get(name: str) -> Evaluation:
 
 
 def usual(name: str, data: str, given: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings of an evaluation on a data set: what is given, else the recipe's, else the defaults."""
+    """Return an evaluation's settings on a data set: given values, then the recipe's, then the defaults."""
     from marginlens.settings import build
 
     model = get(name).settings
@@ -87,5 +87,5 @@ def usual(name: str, data: str, given: Mapping[str, Any] | None = None) -> Setti
 
 
 def titles() -> dict[str, str]:
-    """Return the headings of the evaluations that a run has on its own data, by their names."""
+    """Return, by name, the headings of the evaluations on a run's own data."""
     return {name: get(name).title or name for name in MODULES if not get(name).elsewhere}

@@ -1,4 +1,4 @@
-"""Classifies test images by a run's nearest training images: no training, a first look.
+"""Classify test images by a run's nearest training images: a first look, without training.
 
 Each of the k nearest votes for its class with weight exp(cosine / temperature). For example:
 
@@ -28,7 +28,7 @@ class Knn(Settings):
 
     k: int = Field(200, ge=1, description="Neighbours that vote.")
     temperature: float = Field(0.1, ge=1e-3, description="How fast a neighbour's vote fades with its distance.")
-    holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
+    holdout: int = Field(0, ge=0, description="Test on this many training images, kept back, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
     size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
 
@@ -37,22 +37,22 @@ ROWS = 512
 
 
 def vote(bank: Tensor, labels: Tensor, asked: Tensor, classes: int, k: int, temperature: float) -> Tensor:
-    """Scores (m, classes) of `asked` (m, d): the k nearest of `bank` (n, d) by cosine vote with exp(cos / temperature).
+    """Return scores (m, classes) of `asked` (m, d): the k nearest in `bank` (n, d) vote with exp(cos / temperature).
 
-    InstDisc's weighted vote (Wu et al. 2018), which MoCo, lightly and solo-learn also use.
+    This is InstDisc's weighted vote (Wu et al. 2018), as in MoCo, lightly and solo-learn.
     """
     k = min(k, len(bank))
     bank, labels = normalize(bank, dim=1), labels.to(bank.device)
     scores = []
     for part in normalize(asked, dim=1).split(ROWS):
         cos, nearest = (part @ bank.T).topk(k, dim=1)
-        votes = ((cos - cos[:, :1]) / temperature).exp()  # the nearest votes 1: nothing overflows
+        votes = ((cos - cos[:, :1]) / temperature).exp()  # relative to the nearest, so that nothing overflows
         scores.append(votes.new_zeros(len(part), classes).scatter_add_(1, labels[nearest], votes))
     return torch.cat(scores)
 
 
 def knn_accuracy(backbone: nn.Module, feed: Feed, settings: Knn, size: int, precision: torch.dtype) -> float | None:
-    """Top-1 in percent; None for data without labels or a test split."""
+    """Return top-1 in percent, or None for data without labels or a test split."""
     if not settings.holdout and ("test" not in feed.splits or not all_labelled(feed.labels("train"))):
         return None
     chosen = parts(feed, settings.holdout)
@@ -66,7 +66,7 @@ def knn_accuracy(backbone: nn.Module, feed: Feed, settings: Knn, size: int, prec
 
 
 def measure(task: Task, several: Sequence[Knn]) -> dict[Knn, dict[str, Any]]:
-    """Return the accuracy of each settings, and how many neighbours voted."""
+    """Return accuracy and number of voting neighbours for each of the settings."""
     found = {}
     for settings in several:
         learned = len(parts(task.feed, settings.holdout).train)
@@ -77,7 +77,7 @@ def measure(task: Task, several: Sequence[Knn]) -> dict[Knn, dict[str, Any]]:
 
 def _remark(record: Any) -> str:
     voted = int(record.neighbours or record.settings.k)
-    return f"there are {voted:,} images to learn from, and all vote" if voted < record.settings.k else ""
+    return f"there are only {voted:,} training images, so all of them vote" if voted < record.settings.k else ""
 
 
 EVALUATION = Evaluation(

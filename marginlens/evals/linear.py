@@ -1,7 +1,7 @@
-"""A linear layer's training on given features: cross-entropy, SGD with Nesterov's momentum.
+"""Train a linear layer on given features: cross-entropy, SGD with Nesterov's momentum.
 
-On a GPU a step is so small that launching it takes longer than computing it, so there it is captured once as a CUDA
-graph and replayed; elsewhere, and for a last partial batch, it runs operation by operation. Both are the same step.
+On a GPU a step takes longer to launch than to compute. So there it is captured once as a CUDA graph and replayed. On
+other devices, and for a last partial batch, the same step runs operation by operation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Linear:
-    """The layer, its momenta, and how to take an epoch."""
+    """The layer and its momenta."""
 
     def __init__(self, inputs: int, classes: int, settings: Probe, device: torch.device) -> None:
-        """Weights from N(0, 0.01), no bias to begin with."""
+        """Initialise weights from N(0, 0.01) and the bias at 0."""
         with seeded(settings.seed):
             layer = nn.Linear(inputs, classes)
             nn.init.normal_(layer.weight, std=0.01)
@@ -34,7 +34,7 @@ class Linear:
         self.graph: _Graph | None = None
 
     def epoch(self, x: Tensor, y: Tensor, rates: list[float]) -> Tensor:
-        """A pass over features (n, d) and labels (n,) in batches, each with its learning rate; the losses."""
+        """Train one pass over features (n, d) and labels (n,), with one learning rate per batch. Return the losses."""
         batch, device = self.settings.batch, x.device
         lr, losses = torch.tensor(rates, device=device), torch.zeros(len(rates), device=device)
         whole = len(x) // batch
@@ -50,7 +50,7 @@ class Linear:
         return losses
 
     def step(self, x: Tensor, y: Tensor, lr: Tensor) -> Tensor:
-        """torch.optim.SGD's step with nesterov=True, with the learning rate on the device."""
+        """Do torch.optim.SGD's step with nesterov=True, with the learning rate on the device."""
         momentum, decay = self.settings.momentum, self.settings.weight_decay
         loss = cross_entropy(self.layer(x), y)
         grads = torch.autograd.grad(loss, self.learning)
@@ -63,7 +63,7 @@ class Linear:
 
 
 class _Graph:
-    """The captured step: it reads its batch, its learning rate and its place from the device."""
+    """The captured step. It reads its batch, learning rate and position from the device."""
 
     def __init__(self, linear: Linear, x: Tensor, y: Tensor, steps: int) -> None:
         batch = linear.settings.batch
@@ -85,7 +85,7 @@ class _Graph:
                 tensor.copy_(old)
 
     def epoch(self, x: Tensor, y: Tensor, rates: Tensor, losses: Tensor) -> None:
-        """Replays the step for every whole batch."""
+        """Replay the step for every whole batch."""
         self.x.copy_(x[: len(self.x)])
         self.y.copy_(y[: len(self.y)])
         self.rates.copy_(rates)

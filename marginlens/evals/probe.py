@@ -1,7 +1,7 @@
-"""Trains a linear layer on a run's frozen backbone, and says its accuracy after the last epoch.
+"""Train a linear layer on a run's frozen backbone, and report the accuracy after the last epoch.
 
-The last epoch's, never the best one's: choosing an epoch by its test accuracy is training on the test set. With
---holdout the test set is not looked at: that is how to choose settings. For example:
+The best epoch is never picked, because choosing an epoch by its test accuracy is training on the test set. To choose
+settings, use --holdout, which leaves the test set alone. For example:
 
     marginlens probe runs/mocov3-shapes-tiny-plain-seed0-1a2b3c4d5e
 
@@ -45,20 +45,21 @@ class Probe(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum (Nesterov's).")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the layer.")
     crop_scale: Scale = Field((0.08, 1.0), description="Share of the area in a training crop.")
-    holdout: int = Field(0, ge=0, description="Test on so many images kept back from training, not on the test set.")
+    holdout: int = Field(0, ge=0, description="Test on this many training images, kept back, not on the test set.")
     resize: int = Field(0, ge=0, description="Resize test images to this before the central crop; 0: to the crop.")
     size: Size = Field(0, description="Side of test images in pixels; 0: as in pre-training.")
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of the layer, order and crops.")
 
 
 _VIEW = 2
-"""The number of a probe's view: pre-training has views 0 and 1."""
+"""Number of the probe's view; pre-training uses views 0 and 1."""
 
 
 def measure(task: Task, several: Sequence[Probe]) -> dict[Probe, dict[str, Any]]:
-    """Train a layer for each settings, which differ in their learning rate alone: all see the same features.
+    """Train one layer per learning rate, all on the same features.
 
-    Each finds what it would find by itself. One whose loss becomes NaN is left out, and the last one stops it all.
+    Each layer gets the result that it would get alone. A layer whose loss becomes NaN is left out; if none is left,
+    stop.
     """
     backbone, feed, size, precision, display = task
     settings = several[0]
@@ -77,7 +78,8 @@ def measure(task: Task, several: Sequence[Probe]) -> dict[Probe, dict[str, Any]]
         }
         for one in [one for one, mean in means.items() if not math.isfinite(mean)]:
             lost = (
-                f"the probe's loss became {means.pop(one)} in epoch {epoch + 1}; lower its learning rate ({one.lr:g})"
+                f"the probe diverged: its loss became {means.pop(one)} in epoch {epoch + 1}; "
+                f"lower its learning rate ({one.lr:g})"
             )
             del layers[one]
             if not layers:
@@ -95,12 +97,12 @@ def measure(task: Task, several: Sequence[Probe]) -> dict[Probe, dict[str, Any]]
 
 
 def _worth(linear: Linear, loss: float, test: Tensor, labels: Tensor, classes: int, display: Display) -> dict[str, Any]:
-    """Accuracy of a layer on the test images, and the loss that its training ended with."""
+    """Return a layer's accuracy on the test images, and its last training loss."""
     if worse_than_guessing(loss, classes):
         display.say(
-            f"warning: the probe's loss ended at {loss:.1f}, and guessing has {math.log(classes):.1f}: it diverged, "
-            f"and its accuracy says nothing of the backbone; lower its learning rate ({linear.settings.lr:g}) or give "
-            f"it more epochs"
+            f"warning: the probe diverged: its loss ended at {loss:.1f}, and guessing gives {math.log(classes):.1f}. "
+            f"Its accuracy says nothing about the backbone; lower its learning rate ({linear.settings.lr:g}) or train "
+            f"it for more epochs"
         )
     with torch.no_grad():
         scores = linear.layer(test)

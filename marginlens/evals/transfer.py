@@ -1,4 +1,4 @@
-"""Trains a linear layer on a run's frozen backbone for other data than it learned from.
+"""Train a linear layer on a run's frozen backbone for other data than it learned from.
 
 The other data are normalised by their own mean and std, and resized to the run's image size. For example:
 

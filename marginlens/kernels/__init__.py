@@ -1,13 +1,15 @@
-"""The one operation that touches all pairs, and the one place that chooses how it is computed.
+"""Compute the one operation that touches all pairs, and choose the kernel that computes it.
 
     neg_lse(q, keys, scale, drop) = log sum over j not in drop[i] of exp(scale * q_i . k_j)        (n,)
 
-`q` (n, d) and `keys` (m, d) have rows of length one; `keys=None` means q itself. `scale` is 1/tau, of shape (). `drop`
-(n, r) holds column indices, r may be 0; every row must keep a key. Gradients flow to q, keys and scale. Results for
-parts of the keys combine by `logaddexp`. A kernel knows no effect; a new one is one file with this function, and a line
-in `KERNELS`.
+- `q` (n, d) and `keys` (m, d) have rows of length one. `keys=None` means q itself.
+- `scale` is 1/tau, of shape ().
+- `drop` (n, r) holds column indices. r may be 0, and every row must keep at least one key.
 
-Triton's also has a fast way from embeddings to rows, `units`, which makes the tiles that its `neg_lse` then need not.
+Gradients flow to q, keys and scale. Results for parts of the keys combine by `logaddexp`. A kernel knows no effect. To
+add a kernel, write one file with this function and add a line to `KERNELS`.
+
+Triton also has `units`, a fast path from embeddings to rows. It makes the tiles that Triton's `neg_lse` needs.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
 
 HAS_TRITON = find_spec("triton") is not None
 Pair = tuple[Tensor | None, Tensor | None]
-"""Of q and of keys; None where a kernel has none, or should make them."""
+"""For q and for keys. None means that the kernel uses no tiles, or makes them itself."""
 KERNELS = {"reference": reference.neg_lse, "chunked": chunked.neg_lse}
 IMPLS = ("auto", *KERNELS, "triton")
 
 
 def choose(impl: str, q: Tensor, dtype: torch.dtype, negatives: bool = True) -> str:
-    """The kernel that `impl` stands for, for embeddings like q, computed in `dtype`, with or without negatives.
+    """Return the name of the kernel to use for `impl`, embeddings like q and the dtype `dtype`.
 
-    "auto" is "triton" in float32 on a GPU, the fastest there at every size (docs/developing/performance.md), and
-    else "chunked".
+    `negatives` is False if the loss has no negatives. "auto" means "triton" for float32 on a GPU, because that is the
+    fastest there at every size (docs/developing/performance.md). Everywhere else it means "chunked".
     """
     if impl == "triton":
         _can_use_triton(q, dtype)
@@ -46,7 +48,7 @@ def choose(impl: str, q: Tensor, dtype: torch.dtype, negatives: bool = True) -> 
 
 
 def no_triton(device: torch.device) -> str:
-    """Why Triton cannot be used on a device, or nothing: on a CPU only its interpreter is left."""
+    """Return why Triton cannot be used on a device, or "" if it can. A CPU has Triton's interpreter alone."""
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -54,8 +56,8 @@ def no_triton(device: torch.device) -> str:
     return ""
 
 
-no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what Dynamo cannot trace, it may ask once
-"""As torch.compiler.assume_constant_result has it, which imports Dynamo: half of what importing this package took."""
+no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo cannot trace it
+"""Set by hand: `torch.compiler.assume_constant_result` imports Dynamo, which would double our import time."""
 
 
 def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:
@@ -72,19 +74,19 @@ def _can_use_triton(q: Tensor, dtype: torch.dtype) -> None:
 def neg_lse(
     q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor, impl: str = "auto", tiles: Pair = (None, None)
 ) -> Tensor:
-    """log-sum-exp of the negatives' logits, (n,), by the kernel that `impl` names; `tiles` are what `units` made."""
+    """Return the log-sum-exp of the negatives' logits, (n,), by the kernel `impl`. `tiles` come from `units`."""
     name = choose(impl, q, q.dtype) if impl == "auto" else impl
     if name != "triton":
         return KERNELS[name](q, keys, scale, drop)
     from marginlens.kernels import (
-        lse as triton,  # a CPU needs no Triton, and importing the package should not pay for it
+        lse as triton,  # imported late: a CPU needs no Triton, and `import marginlens` stays fast
     )
 
     return triton.neg_lse(q, keys, scale, drop, tiles)
 
 
 def units(x: Tensor, y: Tensor | None, together: bool, half: bool, sines: bool = False) -> Units:
-    """Rows of length one by Triton, of one side or two, in the precision that `half` embeddings call for."""
+    """Return rows of length one by Triton, for one side or two. `half` says that the embeddings have 16 bits."""
     from marginlens.kernels import lse as triton
     from marginlens.kernels import unit_rows as rows
 

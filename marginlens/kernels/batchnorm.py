@@ -1,7 +1,7 @@
-"""Batch norm with addition and ReLU in training mode, in one or two passes over memory and as many back.
+"""Batch norm with addition and ReLU in training mode, in one or two passes over memory each way.
 
-Importing this module needs triton; ask `supported` first: what it refuses is for plain torch. The kernels are in
-`batchnorm_kernels.py`.
+Importing this module needs triton. Ask `supported` first, and use plain torch where it returns False. The kernels are
+in `batchnorm_kernels.py`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from marginlens.kernels.batchnorm_kernels import (
 from marginlens.kernels.launch import DTYPES, INTERPRET, dense, like, power
 
 ONE_TILE = 512
-"""Up to so many rows of a group, a program holds all rows of its channels, and one kernel does everything."""
+"""Up to this number of rows in a group, one program holds all rows of its channels and one kernel does everything."""
 MANY = 32768
-"""From so many rows a group on, bytes decide, and below it how long one thing takes after another."""
+"""From this number of rows in a group, memory bandwidth limits the kernels; below it, latency does."""
 TUNING: dict[str, Any] = {
-    # of the kernels that sum: programs in one wave of an H200's 132 multiprocessors, by rows
+    # kernels that sum, below and from MANY rows: programs in one wave of an H200's 132 multiprocessors
     "programs": (128, 256),
     "warps": (8, 8),
-    # 16-byte loads that a thread has under way at once, of each tensor
+    # 16-byte loads in flight per thread and tensor
     "forward_unroll": (8, 4),
     "backward_unroll": (4, 2),
-    # tiles that are under way at once, in shared memory; 1: one, in registers
+    # tiles in flight in shared memory; 1: one tile, in registers
     "stages": (1, 3),
     "tile": 4096,  # elements of an elementwise tile
-    "tile_width": 64,  # channels of it
+    "tile_width": 64,  # its channels
     "tile_warps": 4,
 }
 _COUNTERS: WeakKeyDictionary[nn.Module, dict[tuple[torch.device, int], Tensor]] = WeakKeyDictionary()
 
 
 def supported(x: Tensor, bn: nn.Module, add: Tensor | None = None, groups: int = 1) -> bool:
-    """Whether `norm_act` takes these: CUDA, training mode, channels-last or 2-D, channels a multiple of 16.
+    """True if `norm_act` takes these: CUDA, training mode, channels-last or 2-D, channels a multiple of 16.
 
-    The groups must be equal, of two rows or more.
+    The groups must be equal, with at least two rows each.
     """
     return (
         type(bn) in (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -72,14 +72,16 @@ def supported(x: Tensor, bn: nn.Module, add: Tensor | None = None, groups: int =
 def norm_act(
     x: Tensor, bn: nn.Module, add: Tensor | None = None, relu: bool = True, fork: bool = False, groups: int = 1
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """relu(bn(x) + add) in training mode, with its running statistics; slow twin: just that, in torch.
+    """Return relu(bn(x) + add) in training mode and update the running statistics; slow twin: the same in torch.
 
-    x is (n, c, h, w) channels-last or (n, c); what `supported` refuses must not come here. Sums are float32. With
-    `groups`, x is that many batches one after the other, each normalised by itself, and running statistics take one
-    after the other: bn(x) is torch.cat([bn(part) for part in x.chunk(groups)]). With `fork` the result comes twice, in
-    the same memory, for the two branches of a block: their gradients are then added where they are used, and autograd
-    does not do it beforehand. Not differentiable twice. Calls of one and the same `bn` must follow one another on the
-    device.
+    x is (n, c, h, w) channels-last or (n, c), and must pass `supported`. Sums are float32. Not differentiable twice.
+    Calls with the same `bn` must run one after another on the device.
+
+    With `groups`, x holds that many batches, one after the other. Each is normalised on its own, and updates the
+    running statistics in turn: bn(x) is torch.cat([bn(part) for part in x.chunk(groups)]).
+
+    With `fork`, the result is returned twice, in the same memory, for the two branches of a block. The kernel then adds
+    their gradients, so autograd does not need a pass of its own.
     """
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, add, bn.weight, bn.bias))
     found = _NormAct.apply(x, add, bn.weight, bn.bias, bn, relu, fork, learns, groups)
@@ -87,7 +89,7 @@ def norm_act(
 
 
 def _counters(bn: _BatchNorm, device: torch.device, groups: int) -> Tensor:
-    """(2, groups * c // 16) zeros: how many programs are through, in the forward and the backward pass."""
+    """Return (2, groups * c // 16) zeros: the number of finished programs in the forward and the backward pass."""
     held = _COUNTERS.setdefault(bn, {})
     if (device, groups) not in held:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -97,13 +99,13 @@ def _counters(bn: _BatchNorm, device: torch.device, groups: int) -> Tensor:
 
 
 def _whole_shape(rows: int) -> dict[str, int]:
-    """Tile and warps of the kernels where a program holds all rows."""
+    """Return tile and warps of the kernels in which a program holds all rows."""
     height = max(triton.next_power_of_2(rows), 16)
     return {"R": height, "C": 16, "num_warps": min(max(height // 64, 4), 16)}
 
 
 def _sum_shape(x: Tensor, rows: int, c: int, groups: int, way: str) -> dict[str, int]:
-    """Tile and splits of the kernels that sum: all programs in one wave, and no more loads than there are rows."""
+    """Return tile and splits of the kernels that sum: one wave of programs, and no more loads than rows."""
     programs, warps, unroll, stages = (
         TUNING[name][rows >= MANY] for name in ("programs", "warps", f"{way}_unroll", "stages")
     )
@@ -127,7 +129,7 @@ def _sum_shape(x: Tensor, rows: int, c: int, groups: int, way: str) -> dict[str,
 
 
 def _tile_shape(rows: int, c: int, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid and tile of the elementwise kernels."""
+    """Return grid and tile of the elementwise kernels."""
     width = power(c, TUNING["tile_width"])
     high = TUNING["tile"] // width
     shape = {"CH": c, "EVEN": rows % high == 0, "R": high, "C": width, "num_warps": TUNING["tile_warps"]}
@@ -135,7 +137,7 @@ def _tile_shape(rows: int, c: int, groups: int) -> tuple[tuple[int, int], dict[s
 
 
 class _NormAct(torch.autograd.Function):
-    """Outputs: y, y again or None, statistics (groups, 3, c), signs (rows, c // 8) or None."""
+    """Return y, y again or None, statistics (groups, 3, c), and signs (rows, c // 8) or None."""
 
     @staticmethod
     def forward(x, add, weight, bias, bn, relu, fork, learns, groups):
@@ -160,7 +162,7 @@ class _NormAct(torch.autograd.Function):
             stats_kernel[(shape["SPLITS"], c // shape["C"], groups)](x, partial, counter, stats, rows, bn.eps, **shape)
             grid, shape = _tile_shape(rows, c, groups)
             normalise_kernel[grid](*tensors, *affine, *running, rows, bn.momentum, **flags, **shape)
-        # the same memory without being a view, for autograd tells views of outputs from outputs
+        # the same memory but not a view, because autograd treats a view of an output differently
         twin = y.new_empty(0).set_(y.untyped_storage(), 0, y.shape, y.stride()) if fork else None
         return y, twin, stats, bits
 

@@ -1,7 +1,7 @@
-"""Triton kernels of batch norm with addition and ReLU, forward and backward; `norm.py` launches them.
+"""Triton kernels of batch norm with addition and ReLU, forward and backward; `batchnorm.py` launches them.
 
-A group's rows are summed by many programs and then walked over again, or, where they are few, held by one program.
-Every sum is made in a fixed order, so that results repeat bit for bit.
+Many programs sum a large group and then walk over its rows again. A small group is held by one program. Every sum has a
+fixed order, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from marginlens.kernels.batchnorm_tiles import (
     store,
 )
 
-# The compiler must not know that the signs are aligned. It would give a thread several of their bytes to load or store
-# at once, and those are not of the channels that the thread has: all would go through shared memory.
+# The compiler must not know that the signs are aligned. It would give each thread several of their bytes at once, which
+# belong to channels of other threads, and move everything through shared memory.
 _jit_bits = triton.jit(do_not_specialize_on_alignment=["bits"])
 
 
@@ -34,12 +34,14 @@ def stats_kernel(
     x, partial, counter, stats, rows, eps, CH: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
     UNROLL: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Mean, 1 / deviation and variance of each column of each group, (groups, 3, c); slow twin: nn.BatchNorm.
+    """Compute mean, 1 / deviation and variance of each column of each group, (groups, 3, c); slow twin: nn.BatchNorm.
 
-    Distances are measured from a pivot of the column, so that a large mean costs no digits; k deviations from the mean
-    it costs those of k * k. The last program of a group and block to finish adds up what all have found, in order.
-    Tiles are taken from the last one down, which is what the convolution wrote last, and `normalise_kernel` goes up:
-    both find the L2 cache warm.
+    Distances are measured from a pivot in the column, so a large mean costs no digits. A pivot that is k deviations
+    from the mean costs the digits of k * k. The last program of a group and block to finish adds up all shares, in
+    order.
+
+    Tiles are taken from the last one down, because the convolution wrote that one last. `normalise_kernel` goes up
+    again. So both find their first tiles in the L2 cache.
     """
     split, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = block * C + tl.arange(0, C)
@@ -76,7 +78,9 @@ def normalise_kernel(
     ADD: tl.constexpr, RELU: tl.constexpr, BITS: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr,
     EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """y = relu((x - mean) * scale + bias + add), and running statistics; slow twin: nn.BatchNorm, addition, relu."""
+    """Compute y = relu((x - mean) * scale + bias + add) and running statistics; slow twin: nn.BatchNorm, addition,
+    relu.
+    """
     block, at, group = tl.program_id(0) % (CH // C), tl.program_id(0) // (CH // C), tl.program_id(1)
     columns, row = block * C + tl.arange(0, C), tl.arange(0, R)
     where = row[:, None] * CH + columns[None, :]
@@ -110,7 +114,7 @@ def sums_kernel(
     FORK: tl.constexpr, WRITE: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr, EVEN: tl.constexpr,
     SPLITS: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weight and bias by group, (groups, 2, c), and of what was added; slow twin: autograd."""
+    """Compute gradients of weight and bias by group, (groups, 2, c), and of `add`; slow twin: autograd."""
     split, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = block * C + tl.arange(0, C)
     row = tl.arange(0, UNROLL * R)
@@ -119,7 +123,7 @@ def sums_kernel(
     tiles = tl.cdiv(rows, UNROLL * R)
     at = tiles - 1 - split
     signs = row[:, None]
-    if MODE == 2:  # too narrow for the compiler to load ahead of their use, so done here
+    if MODE == 2:  # loaded ahead by hand, because the compiler does not do that for loads as narrow as these
         signs = load(
             bits + (group * rows + at * (UNROLL * R)) * (CH // 8) + bits_where, row < rows - at * (UNROLL * R), EVEN
         )
@@ -131,7 +135,7 @@ def sums_kernel(
         at = tiles - 1 - now
         valid, start = row < rows - at * (UNROLL * R), (group * rows + at * (UNROLL * R)) * CH
         tile = load(x + start + where, valid, EVEN)
-        # what is written is read again, and then not dy
+        # if masked is written, the next pass reads it in place of dy
         g = load_last(dy + start + where, valid, EVEN) if WRITE else load(dy + start + where, valid, EVEN)
         far = tile.to(tl.float32) - mean[None, :]
         g = gradient(g, dy2 + start, signs, where, far, valid, EVEN, scale, shift, MODE, FORK, UNROLL * R, C)
@@ -159,7 +163,7 @@ def input_gradient_kernel(
     dy, x, dx, stats, weight, bias, sums, total, rows, MODE: tl.constexpr, AFFINE: tl.constexpr, LATE: tl.constexpr,
     CH: tl.constexpr, EVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dx from dy, x and the sums over a group's rows, and the groups' total; slow twin: autograd of nn.BatchNorm."""
+    """Compute dx from dy, x and a group's sums, and add up the groups' sums; slow twin: autograd of nn.BatchNorm."""
     block, at, group = tl.program_id(0) % (CH // C), tl.program_id(0) // (CH // C), tl.program_id(1)
     columns, row = block * C + tl.arange(0, C), tl.arange(0, R)
     where = row[:, None] * CH + columns[None, :]
@@ -194,7 +198,7 @@ def whole_forward_kernel(
     ADD: tl.constexpr, RELU: tl.constexpr, BITS: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """`stats_kernel`, `normalise_kernel` of so few rows that one program holds a group's; slow twin: the same."""
+    """`stats_kernel` and `normalise_kernel` for groups that fit into one program; slow twin: the same."""
     block, row = tl.program_id(0), tl.arange(0, R)
     columns = block * C + tl.arange(0, C)
     valid = row < rows
@@ -230,7 +234,7 @@ def whole_backward_kernel(
     dy, dy2, x, bits, masked, dx, stats, weight, bias, total, rows, groups, MODE: tl.constexpr,
     FORK: tl.constexpr, WRITE: tl.constexpr, AFFINE: tl.constexpr, CH: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """`sums_kernel`, `input_gradient_kernel` of so few rows that one program holds a group's; slow twin: the same."""
+    """`sums_kernel` and `input_gradient_kernel` for groups that fit into one program; slow twin: the same."""
     block, row = tl.program_id(0), tl.arange(0, R)
     columns = block * C + tl.arange(0, C)
     valid = row < rows

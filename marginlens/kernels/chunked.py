@@ -1,8 +1,8 @@
-"""Blocks of rows, on any device: never more logits at a time than `BLOCK`, or 16 rows of them.
+"""Compute log-sum-exp in blocks of rows, on any device. A block has at most `BLOCK` logits, or 16 rows of them.
 
-The slow twin is `reference.neg_lse`. The work sits in two operators without autograd of their own, so that
-`torch.compile` sees each as one node, however many blocks it has; the `autograd.Function` around them is what
-`torch.func` and `torch.autograd` differentiate.
+The slow twin is `reference.neg_lse`. The work is in two operators without their own autograd, so `torch.compile` sees
+each as one node for any number of blocks. `torch.func` and `torch.autograd` differentiate the `autograd.Function`
+around them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHY = (
 
 
 def neg_lse(q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor) -> Tensor:
-    """log-sum-exp of scale * q.k over the keys that a row does not drop. Memory O(n + m)."""
+    """Return the log-sum-exp of scale * q.k over the keys that a row does not drop. Memory O(n + m)."""
     one_side = keys is not None and not keys.requires_grad
     keep = "nothing"
     if torch.is_grad_enabled() and not (one_side and not q.requires_grad and not scale.requires_grad):
@@ -38,10 +38,11 @@ def neg_lse(q: Tensor, keys: Tensor | None, scale: Tensor, drop: Tensor) -> Tens
 
 
 class _NegLse(torch.autograd.Function):
-    """What the forward pass keeps decides how little the backward pass has to do over again.
+    """The forward pass keeps one of three things; keeping more saves work in the backward pass.
 
-    The softmax-weighted mean of the keys is dA/dq / scale, all there is to know when the keys are detached; the
-    weights themselves, when they fit into one block, serve both sides; keeping nothing is always right.
+    - "mean": the softmax-weighted mean of the keys, which is dA/dq / scale. That suffices if the keys are detached.
+    - "weights": the softmax weights, if they fit into one block. They serve both sides.
+    - "nothing": always correct.
     """
 
     generate_vmap_rule = True
@@ -56,7 +57,7 @@ class _NegLse(torch.autograd.Function):
         q, keys, scale, drop, ctx.keep = inputs
         ctx.save_for_backward(q, keys, scale, drop, *output)
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # or a matrix of zeros would be made for what is kept
+        ctx.set_materialize_grads(False)  # because the unused gradient would become a matrix of zeros
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -65,7 +66,8 @@ class _NegLse(torch.autograd.Function):
         if g is None:
             return (None,) * 5
         both = keys is None or ctx.needs_input_grad[1]
-        with torch.no_grad(), full_precision(q):  # `once` speaks for the graph; under torch.func an operator has none
+        # no_grad, because `once` refuses a second derivative, and operators have no autograd under torch.func
+        with torch.no_grad(), full_precision(q):
             if ctx.keep == "weights":
                 mean = kept @ (q if keys is None else keys)
                 dkeys = kept.T @ ((scale * g)[:, None] * q) if both else None
@@ -83,13 +85,13 @@ class _NegLse(torch.autograd.Function):
 
 
 def _forward_room(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
-    # sizes by .shape: len() would fix a symbolic size, and each batch size would compile anew
+    # .shape, because len() fixes a symbolic size and every batch size would compile again
     shape = {"mean": q.shape, "weights": (q.shape[0], keys.shape[0]), "nothing": (0,)}[keep]
     return q.new_empty(q.shape[0]), q.new_empty(shape)
 
 
 def run_forward(q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, keep: str) -> tuple[Tensor, Tensor]:
-    """A (n,), and what to keep: each row's softmax weights (n, m), their mean of the keys (n, d), or nothing."""
+    """Return A (n,), and each row's softmax weights (n, m), their mean of the keys (n, d), or an empty tensor."""
     A = q.new_empty(len(q))
     kept = torch.empty_like(q) if keep == "mean" else q.new_empty(0)
     with full_precision(q):
@@ -119,7 +121,7 @@ def _backward_room(
 def run_backward(
     g: Tensor, q: Tensor, keys: Tensor, scale: Tensor, drop: Tensor, A: Tensor, want_keys: bool
 ) -> tuple[Tensor, Tensor]:
-    """Each row's softmax-weighted mean of the keys (n, d), and the gradient of the keys (m, d) for cotangent g."""
+    """Return each row's softmax-weighted mean of the keys (n, d), and the keys' gradient (m, d) for cotangent g."""
     mean = torch.empty_like(q)
     dkeys = keys.new_zeros(len(keys) if want_keys else 0, keys.shape[1])
     with full_precision(q):
@@ -137,7 +139,9 @@ _backward = operator("marginlens::neg_lse_backward", _backward_room)(run_backwar
 
 
 def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of q's rows, each with room for its logits: one buffer for all, since fresh pages cost a pass."""
+    """Yield slices of q's rows with a buffer for their logits. The buffer is reused: fresh pages cost a pass over
+    memory.
+    """
     n, m = len(q), len(keys)
     step = min(n, max(16, BLOCK // m))
     buffer = q.new_empty(step, m)

@@ -1,6 +1,6 @@
-"""What a kernel costs the host: operators that PyTorch calls without detours, launches without Triton's search.
+"""Keep the host's share of a kernel small: operators without autograd layers, launches without Triton's search.
 
-Where a loss takes less time on the GPU than its caller needs to ask for it, this is the time that it takes.
+Small losses take less time on the GPU than on the host that launches them, so this overhead is their time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _compiled: dict[Any, Any] = {}
 
 
 def operator(name: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """A function of tensors as an operator without autograd of its own, one node to `torch.compile`.
+    """Register a function of tensors as an operator without its own autograd, which `torch.compile` sees as one node.
 
-    `fake` makes room for what it returns. As `torch.library.custom_op`, without its layers for autograd and aliases,
-    which take longer than a launch: an `autograd.Function` calls our operators, and what they return is new.
+    `fake` returns empty tensors of the output's shapes. `torch.library.custom_op` does the same with layers for
+    autograd and aliases, which take longer than a launch. We need neither: our operators are called by an
+    `autograd.Function`, and return new tensors.
     """
 
     def register(body: Callable[..., Any]) -> Any:
@@ -43,10 +44,10 @@ def launch(
     warps: int = 4,
     stages: int = 3,
 ) -> None:
-    """Runs a jitted kernel whose arguments are tensors, then numbers that it does not specialize, then constants.
+    """Run a jitted kernel. Its arguments are tensors, then numbers that it does not specialize, then constants.
 
-    Triton binds, inspects and spells out every argument at every launch to find the compiled kernel; here it is found
-    by what can differ: the constants, and each tensor's type and whether its address is a multiple of 16.
+    Triton binds, inspects and formats every argument at every launch to look up the compiled kernel. This function
+    looks it up by the things that can differ: the constants, and each tensor's dtype and 16-byte alignment.
     """
     first = tensors[0]
     at = [x.data_ptr() for x in tensors]
@@ -56,7 +57,7 @@ def launch(
     )  # fmt: skip
     found = _compiled.get(key)
     with torch.cuda.device_of(first):
-        if found is None:  # compiles and launches; the interpreter has nothing to return
+        if found is None:  # this call compiles and launches; the interpreter returns None
             found = kernel[grid](*tensors, *numbers, *constants, num_warps=warps, num_stages=stages)
             if found is not None:
                 _compiled[key] = found
@@ -65,13 +66,13 @@ def launch(
 
 
 def ceil(a: int, b: int) -> int:
-    """a / b, rounded up: `triton.cdiv` serves kernels too, and takes its time to find out that it need not."""
+    """Return a / b, rounded up. `triton.cdiv` is slower, because it also serves kernels."""
     return -(-a // b)
 
 
 @cache
 def power_of_2(n: int) -> int:
-    """The least power of 2 that is n or more."""
+    """Return the smallest power of 2 that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -80,18 +81,18 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def dense(x: Tensor) -> bool:
-    """Whether x is a matrix of rows of channels: channels-last, or contiguous if it is not an image."""
+    """True if x is a matrix of rows of channels: channels-last for images, contiguous otherwise."""
     return x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()
 
 
 def like(g: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the layout of x: that of a mean over pixels arrives expanded."""
+    """Return the gradient in x's layout, because the gradient of a mean over pixels arrives expanded."""
     form = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     return g.to(x.dtype).contiguous(memory_format=form)
 
 
 def power(c: int, most: int) -> int:
-    """The largest power of two that divides c, up to `most`."""
+    """Return the largest power of two that divides c, up to `most`."""
     return min(c & -c, most)
 
 
@@ -101,11 +102,11 @@ T = TypeVar("T")
 def capture(
     step: Callable[[], T], warm: int, reset: Callable[[], object] | None = None
 ) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A graph of one `step`, and what that step returned: tensors that every replay writes anew.
+    """Return a CUDA graph of one `step` and that step's output: tensors that every replay overwrites.
 
-    Before that the step is executed `warm` times, each after `reset`, so that kernels are compiled and libraries have
-    chosen their algorithms: on the stream of the capture, for libraries have a workspace for each. The step that is
-    captured is not executed. What warming up has changed is the caller's to take back.
+    First the step runs `warm` times, each after `reset`, to compile kernels and let libraries choose algorithms. That
+    happens on the capture's stream, because libraries keep a workspace for each stream. The captured step itself is not
+    executed. The caller must undo the effects of the warm-up.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,6 +1,6 @@
-"""A linear layer whose bias has its gradient from one Triton kernel, and whose gradients may be computed on the side.
+"""A linear layer whose bias gradient is one Triton kernel, and whose parameter gradients may run on a side stream.
 
-Importing this module needs triton; ask `linear_supported` first: what it refuses is for plain torch.
+Importing this module needs triton. Ask `linear_supported` first, and use plain torch where it returns False.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marginlens.kernels.launch import DTYPES, INTERPRET
 
 @triton.jit
 def _column_sums(g, out, rows, c, R: tl.constexpr, C: tl.constexpr):
-    """Sums over the rows in float32, rounded once; slow twin: g.sum(0)."""
+    """Sum over the rows in float32 and round once; slow twin: g.sum(0)."""
     row, columns = tl.arange(0, R)[:, None], tl.program_id(0) * C + tl.arange(0, C)
     total = tl.zeros([R, C], tl.float32)
     for start in range(0, rows, R):
@@ -28,7 +28,7 @@ def _column_sums(g, out, rows, c, R: tl.constexpr, C: tl.constexpr):
 
 
 def linear_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `linear` takes these: CUDA, 2-D, one dtype, outputs a multiple of 16, and no autocast."""
+    """True if `linear` takes these: CUDA, 2-D, one dtype, outputs a multiple of 16, and no autocast."""
     return (
         (x.is_cuda or INTERPRET)
         and bias is not None
@@ -42,9 +42,9 @@ def linear_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, side: Any = None) -> Tensor:
-    """x @ weight.T + bias, whose bias has its gradient from one kernel; slow twin: torch.nn.functional.linear.
+    """Return x @ weight.T + bias. One kernel computes the bias's gradient; slow twin: torch.nn.functional.linear.
 
-    With a `side` (`fast.Side`), gradients of weight and bias are computed there.
+    With a `side` (`fast.Side`), the gradients of weight and bias are computed there.
     """
     found: Tensor = _Linear.apply(x, weight, bias, side)
     return found

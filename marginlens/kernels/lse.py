@@ -1,8 +1,13 @@
-"""Tiles on a GPU, as flash attention: the logits live in registers only. Memory O(n + m).
+"""Log-sum-exp in tiles on a GPU, like flash attention: logits stay in registers. Memory O(n + m).
 
-The slow twin is `reference.neg_lse`. Products over all pairs: 2 for value and gradient with detached keys, 3 for a set
-against itself, 4 where both sides learn. No atomics: equal inputs give equal bits. The kernels are in `lse_tiles.py`;
-`unit_rows.py` makes rows of embeddings.
+The slow twin is `reference.neg_lse`. No atomics: equal inputs give equal bits. The kernels are in `lse_tiles.py`;
+`unit_rows.py` makes rows from embeddings. Products over all pairs, for value and gradient:
+
+| case | products |
+|---|---|
+| detached keys | 2 |
+| a set against itself | 3 |
+| both sides learn | 4 |
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ Pair = tuple[Tensor | None, Tensor | None]
 
 
 class Tiles(NamedTuple):
-    """How a pass is cut: `rows` x `cols` logits at a time, over whole vectors or `chunk` (not 0) dimensions."""
+    """Size of a pass: `rows` x `cols` logits at a time, over whole vectors, or `chunk` dimensions if that is not 0."""
 
     rows: int
     cols: int
@@ -33,7 +38,7 @@ class Tiles(NamedTuple):
 
     @property
     def slow(self) -> int:
-        """Stages of a loop with masks, which need room of their own."""
+        """Stages of a loop with masks, because masks need registers, too."""
         return max(1, self.stages - 1)
 
 
@@ -52,32 +57,38 @@ TILES = {
     ("set", 3): {128: Tiles(128, 32, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
     ("keys", 3): {128: Tiles(128, 32, 8, 2), ANY: Tiles(128, 32, 8, 2, 32)},
 }
-"""By pass ("value": A alone; "slope": A and dA/dq; "set" and "keys": gradients), by the parts that a number has, and
-up to how many dimensions: whole vectors while registers and shared memory hold them."""
+"""By pass, parts per number, and largest dimension. Passes: "value" is A alone, "slope" is A and dA/dq, "set" and
+"keys" are gradients. Tiles hold whole vectors while registers and shared memory suffice."""
 
 LEAST = 8
-"""Fewer tiles than these are not worth the launch that joins two splits."""
+"""A split needs at least this number of tiles to be worth the launch that joins the splits."""
 
 
 def parts(half: bool) -> int:
-    """Of how many bf16 numbers a row's number is the sum: 1 for rows of 16-bit embeddings, which lose little by it.
+    """Return how many bf16 numbers represent one number of a row: 1 for 16-bit embeddings, which lose little.
 
-    Others follow `torch.get_float32_matmul_precision()`: at "highest" 3, which hold a float32, and six of their
-    products its product; below that 2 and three products, 16 bits. Against TF32's 11 bits, which are the other reading
-    of "high", those take no longer (on an H200, 65,536 rows of 128 against as many: 14.0 and 15.1 ms).
+    Other embeddings follow `torch.get_float32_matmul_precision()`:
+
+    | setting | parts | products | precision |
+    |---|---|---|---|
+    | "highest" | 3 | 6 | float32 |
+    | lower | 2 | 3 | 16 bits |
+
+    TF32, the other meaning of "high", has 11 bits and is no faster: 14.0 against 15.1 ms on an H200, for 65,536 rows of
+    128 against 65,536.
     """
     if half:
         return 1
     return 3 if _precision() == "highest" else 2
 
 
-@torch.compiler.assume_constant_result  # it guards the setting itself, but cannot read it
+@torch.compiler.assume_constant_result  # because Dynamo guards this setting but cannot trace reading it
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
 def operand(x: Tensor, parts: int) -> Tensor:
-    """x (n, d) as a sum of parts in the tiles' type, (parts, n, D): D is d rounded up to a multiple of 16."""
+    """Return x (n, d) as a sum of parts in the tiles' dtype, (parts, n, D). D is d rounded up to a multiple of 16."""
     x = pad(x.detach(), (0, -x.shape[1] % 16))
     found = []
     for _ in range(parts):
@@ -93,9 +104,9 @@ def neg_lse(
     drop: Tensor,
     tiles: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
-    """log-sum-exp of scale * q.k over the keys that a row does not drop. Memory O(n + m).
+    """Return the log-sum-exp of scale * q.k over the keys that a row does not drop. Memory O(n + m).
 
-    `tiles`: of q and keys, as `rows.units` makes them; else they are made here, of as many parts as float32 asks for.
+    `tiles` are those of q and keys, from `rows.units`. Without them, float32 tiles are made here.
     """
     both = keys is None or keys.requires_grad
     slope = torch.is_grad_enabled() and keys is not None and (q.requires_grad or (scale.requires_grad and not both))
@@ -107,9 +118,9 @@ def neg_lse(
 
 
 class _NegLse(torch.autograd.Function):
-    """dA/dq comes with A in one pass; a set against itself takes one pass for the gradient of both its roles.
+    """One pass computes A and dA/dq. For a set against itself, one backward pass covers both of its roles.
 
-    Whether to compute the slope dA/dq is guessed from what requires a gradient; a wrong guess costs time alone.
+    Whether to compute dA/dq is guessed from `requires_grad`. A wrong guess costs only time.
     """
 
     generate_vmap_rule = True
@@ -126,7 +137,7 @@ class _NegLse(torch.autograd.Function):
         *tensors, ctx.slope = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # or a matrix of zeros would be made for the slope
+        ctx.set_materialize_grads(False)  # because the slope's unused gradient would become a matrix of zeros
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -136,7 +147,8 @@ class _NegLse(torch.autograd.Function):
             return (None,) * 7
         want_q, want_keys, want_scale = ctx.needs_input_grad[:3]
         dq = dkeys = dscale = None
-        with torch.no_grad(), full_precision(q):  # `once` speaks for the graph; under torch.func an operator has none
+        # no_grad, because `once` refuses a second derivative, and operators have no autograd under torch.func
+        with torch.no_grad(), full_precision(q):
             if keys is None:
                 dq = _backward(g, x, None, scale, drop, A, d)
                 dscale = (q * dq).sum() / (2.0 * scale) if want_scale else None
@@ -163,7 +175,7 @@ def _forward_room(
 
 @operator("marginlens::neg_lse_triton", _forward_room)
 def _forward(x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool) -> tuple[Tensor, Tensor]:
-    """A (n,), and its slope dA/dq (n, d), or nothing."""
+    """Return A (n,), and its slope dA/dq (n, d) or an empty tensor."""
     return run_forward(x, y, scale, drop, d, slope)
 
 
@@ -173,14 +185,14 @@ def _backward_room(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: 
 
 @operator("marginlens::neg_lse_triton_backward", _backward_room)
 def _backward(g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int) -> Tensor:
-    """The gradient of the keys (m, d) for cotangent g; without keys, q's in both of its roles."""
+    """Return the keys' gradient (m, d) for cotangent g. Without keys, return q's gradient in both of its roles."""
     return run_backward(g, x, y, scale, drop, A, d)
 
 
 def run_forward(
     x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, d: int, slope: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What `_forward` does, with given tiles."""
+    """Do `_forward` with given tiles."""
     y = x if y is None else y
     (count, n, D), m, r = x.shape, y.shape[1], drop.shape[1]
     tiles = tiles or _tiles("slope" if slope else "value", count, D)
@@ -202,7 +214,7 @@ def run_forward(
 
 
 def _room(like: Tensor, splits: int, n: int, D: int, slope: bool) -> tuple[Tensor, Tensor]:
-    """For A and its slope, of each split where there are several."""
+    """Return empty tensors for A and its slope, for each split if there are several."""
     several = (splits,) if splits > 1 else ()
     return like.new_empty((*several, n)), like.new_empty((*several, n, D) if slope else 0)
 
@@ -211,7 +223,7 @@ def run_backward(
     g: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, drop: Tensor, A: Tensor, d: int,
     tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """What `_backward` does, with given tiles."""
+    """Do `_backward` with given tiles."""
     keys, own = (x, True) if y is None else (y, False)
     (count, n, D), m, r = keys.shape, x.shape[1], drop.shape[1]
     tiles = tiles or _tiles("set" if own else "keys", count, D)
@@ -237,14 +249,14 @@ def _tiles(which: str, count: int, D: int) -> Tiles:
 
 
 def _pieces(D: int, tiles: Tiles) -> tuple[int, int, int]:
-    """Dimensions of the first product at a time, of the second product in one program, and programs over those."""
+    """Return the first product's dimensions at a time, the second's per program, and the programs over those."""
     if tiles.chunk == 0:
         return power_of_2(D), power_of_2(D), 1
     return tiles.chunk, 128, ceil(D, 128)
 
 
 def _splits(n: int, m: int, pieces: int, tiles: Tiles, device: torch.device) -> tuple[int, int]:
-    """Into how few splits to cut the keys so that multiprocessors idle least, and the tiles in each."""
+    """Return how many splits of the keys keep the multiprocessors busiest, and the tiles in each."""
     programs, count = ceil(n, tiles.rows) * pieces, ceil(m, tiles.cols)
     slots = _processors(device) * max(1, 8 // tiles.warps)  # a multiprocessor holds two programs of 4 warps
     return _best(programs, count, slots, min(count // LEAST, 4 * slots // programs))
@@ -252,7 +264,7 @@ def _splits(n: int, m: int, pieces: int, tiles: Tiles, device: torch.device) -> 
 
 @cache
 def _best(programs: int, count: int, slots: int, most: int) -> tuple[int, int]:
-    """Splits, and tiles in each, of `count` tiles for each of so many programs, in so many slots."""
+    """Return splits and tiles per split, for `programs` programs of `count` tiles each on `slots` slots."""
 
     def worth(splits: int) -> float:
         waves = ceil(programs * splits, slots)

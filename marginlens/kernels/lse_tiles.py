@@ -1,8 +1,8 @@
-"""Jitted: log-sum-exp over all pairs, tile by tile, and its gradients. `lse.py` launches what is here.
+"""Jitted log-sum-exp over all pairs, tile by tile, and its gradients. `lse.py` launches these kernels.
 
-Cosines are bounded, so up to a scale of `LIMIT` a constant takes the place of flash attention's running maximum: half
-the scale, which leaves e^-60..e^20 for a weight and as much room again for what multiplies it. Which tiles hold a
-dropped column, or reach beyond the last one, is known before the loop, so that the others carry no mask.
+Cosines are bounded. So up to a scale of `LIMIT`, half the scale replaces flash attention's running maximum. Weights
+then stay within e^-60..e^20, which leaves as much room again for their factors. The tiles that need a mask, because
+they hold a dropped column or the last one, are known before the loop. The other tiles carry no mask.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ FAR = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _dot(a, b, acc):
-    if INTERPRET:  # the interpreter multiplies the bits of bf16
+    if INTERPRET:  # because the interpreter multiplies bf16 as if its bits were integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc)
 
 
 @triton.jit
 def _products(a0, a1, a2, b0, b1, b2, acc, PARTS: tl.constexpr):
-    """acc + a b for sums a and b of parts, each 8 bits finer than the one before, to the last part's bits."""
+    """Return acc + a b to the last part's precision. a and b are sums of parts, each 8 bits finer than the one
+    before.
+    """
     if PARTS == 3:
         acc = _dot(a2, b0, acc)
         acc = _dot(a0, b2, acc)
@@ -41,7 +43,7 @@ def _products(a0, a1, a2, b0, b1, b2, acc, PARTS: tl.constexpr):
 
 @triton.jit
 def _weighted(w, v0, v1, v2, acc, PARTS: tl.constexpr):
-    """acc + w v, with w cut into as many parts as v has."""
+    """Return acc + w v, with w cut into as many parts as v."""
     w0, w1, w2 = w.to(v0.dtype), w.to(v0.dtype), w.to(v0.dtype)
     if PARTS >= 2:
         w1 = (w - w0.to(tl.float32)).to(v0.dtype)
@@ -55,7 +57,7 @@ def _rows(
     ptr, part, start, count, first,
     D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Tile of a part of a (parts, count, D) tensor: ROWS rows from `start` on, COLS columns from `first` on."""
+    """Load ROWS rows from `start` and COLS columns from `first` of one part of a (parts, count, D) tensor."""
     row, col = tl.arange(0, ROWS), first + tl.arange(0, COLS)
     at = ptr + (part * count.to(tl.int64) + start) * D + (row[:, None] * D + col[None, :])
     if RAGGED:
@@ -70,7 +72,7 @@ def _parts(
     ptr, start, count, first,
     D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, RAGGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The same tile of every part; the first stands in for parts that are not there."""
+    """Load the same tile of every part. The first part stands in for missing parts."""
     x0 = _rows(ptr, 0, start, count, first, D, ROWS, COLS, RAGGED)
     x1, x2 = x0, x0
     if PARTS >= 2:
@@ -86,7 +88,7 @@ def _tile(
     D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, OUT: tl.constexpr,
     SECOND: tl.constexpr, RAGGED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Cosines of a tile (ROWS, COLS), and the columns' vectors (COLS, OUT) for the second product."""
+    """Return the cosines of a tile (ROWS, COLS), and the columns' vectors (COLS, OUT) for the second product."""
     s = tl.zeros((ROWS, COLS), tl.float32)
     if CHUNK >= D:
         v0, v1, v2 = _parts(y_ptr, col, m, 0, D, COLS, CHUNK, RAGGED, PARTS)
@@ -105,7 +107,7 @@ def _tile(
 
 @triton.jit
 def _span(drop_ptr, rows, n, R: tl.constexpr):
-    """Columns that these rows drop, as two ranges [p, q), [r, s): one for each of two drops, or one for all."""
+    """Return the dropped columns as two ranges [p, q), [r, s): one for each of two drops, or one for all."""
     p, q, r, s = FAR, 0, FAR, 0
     for c in tl.static_range(R):
         j = tl.load(drop_ptr + rows.to(tl.int64) * R + c, mask=rows < n, other=0).to(tl.int32)
@@ -120,7 +122,7 @@ def _span(drop_ptr, rows, n, R: tl.constexpr):
 
 @triton.jit
 def _runs(p, q, r, s, first, last, COLS: tl.constexpr):
-    """Two ranges of columns as two runs of tiles within [first, last), apart and in order: starts and lengths."""
+    """Return two ranges of columns as two disjoint, ordered runs of tiles within [first, last): starts and lengths."""
     a, b = tl.maximum(p // COLS, first), tl.minimum((q + COLS - 1) // COLS, last)
     c, d = tl.maximum(r // COLS, first), tl.minimum((s + COLS - 1) // COLS, last)
     nothing = a >= b
@@ -137,20 +139,20 @@ def _runs(p, q, r, s, first, last, COLS: tl.constexpr):
 
 @triton.jit
 def _masked(k, a, i, b, j, full):
-    """The k-th tile that needs a mask: run a (i tiles), run b (j tiles), then the one that is not full."""
+    """Return the k-th tile that needs a mask: run a (i tiles), run b (j tiles), then the tile that is not full."""
     return tl.where(k < i, a + k, tl.where(k < i + j, b + k - i, full))
 
 
 @triton.jit
 def _plain(k, a, i, b, j):
-    """The k-th tile outside of both runs."""
+    """Return the k-th tile outside both runs."""
     k = tl.where(k >= a, k + i, k)
     return tl.where(k >= b, k + j, k)
 
 
 @triton.jit
 def _kept(drop_ptr, rows, n, cols, R: tl.constexpr):
-    """Whether a row keeps a column, (rows, cols); `drop` is indexed by rows."""
+    """True where a row keeps a column, (rows, cols); `drop` is indexed by rows."""
     keep = (rows[:, None] < n) | (cols[None, :] < 0)
     for c in tl.static_range(R):
         j = tl.load(drop_ptr + rows.to(tl.int64) * R + c, mask=rows < n, other=-1).to(tl.int32)
@@ -164,7 +166,7 @@ def forward_kernel(
     D: tl.constexpr, R: tl.constexpr, SLOPE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CHUNK: tl.constexpr, OUT: tl.constexpr, SLOW: tl.constexpr,
 ):  # fmt: skip
-    """A, and its slope scale * sum of w_j y_j by softmax weights w, over one split of the keys.
+    """Compute A and its slope, scale * sum of w_j y_j with softmax weights w, over one split of the keys.
 
     Twin: `reference.neg_lse`, and its gradient.
     """
@@ -201,7 +203,7 @@ def forward_kernel(
             if SLOPE:
                 acc = _weighted(w, v0, v1, v2, acc, PARTS)
     else:
-        top = tl.full((ROWS,), -1e30, tl.float32)  # finite, so that a tile with nothing kept leaves no NaN
+        top = tl.full((ROWS,), -1e30, tl.float32)  # finite, because a fully dropped tile would give NaN
         for k in tl.range(first, last, num_stages=SLOW):
             col = k * COLS
             cols = col + tl.arange(0, COLS)
@@ -230,7 +232,7 @@ def join_kernel(
     parts_ptr, slopes_ptr, A_ptr, slope_ptr, n, splits,
     D: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    """Splits of the keys into one, in order: A = logsumexp of the parts, slope = their softmax-weighted mean."""
+    """Join splits of the keys in order: A = logsumexp of the parts, slope = their softmax-weighted mean."""
     rows, out = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * OUT + tl.arange(0, OUT)
     top = tl.full((ROWS,), -float("inf"), tl.float32)
     for k in range(splits):
@@ -257,9 +259,10 @@ def prepare_kernel(
     g_ptr, A_ptr, scale_ptr, drop_ptr, a_ptr, spans_ptr, n, m,
     R: tl.constexpr, SET: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """For the gradient's kernel: a = g e^(scale/2 - A), (m,), and for each block of its rows the columns to mask.
+    """Prepare the gradient: a = g e^(scale/2 - A), (m,), and for each block of rows the columns that need a mask.
 
-    Those are the columns whose own drops lie in the block and, for a set against itself, those that the block drops.
+    Those are the columns whose own drops are in the block. For a set against itself, add the columns that the block
+    drops.
     """
     block = tl.program_id(0)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -296,10 +299,10 @@ def backward_kernel(
     D: tl.constexpr, R: tl.constexpr, SET: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     CHUNK: tl.constexpr, OUT: tl.constexpr, SLOW: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x from one split of y: scale * sum over j of W_ij y_j, where y_j's own A_j has x_i among its keys.
+    """Compute x's gradient from one split of y: scale * sum over j of W_ij y_j. Here x_i is among the keys of A_j.
 
-    W_ij = g_j e^(s_ij - A_j), and for a set against itself (x is y) also g_i e^(s_ij - A_i), since then x_i's own A_i
-    has y_j among its keys; dropped pairs add nothing. Twin: the gradient of `reference.neg_lse`.
+    W_ij = g_j e^(s_ij - A_j). For a set against itself (x is y), add g_i e^(s_ij - A_i), because y_j is then among the
+    keys of A_i, too. Dropped pairs add nothing. Twin: the gradient of `reference.neg_lse`.
     """
     start, split, piece = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     rows = start + tl.arange(0, ROWS)

@@ -1,6 +1,6 @@
-"""The mean over an image's pixels, whose gradient is one Triton kernel.
+"""The mean over an image's pixels, with its gradient in one Triton kernel.
 
-Importing this module needs triton; ask `pool_supported` first: what it refuses is for plain torch.
+Importing this module needs triton. Ask `pool_supported` first, and use plain torch where it returns False.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marginlens.kernels.launch import DTYPES, INTERPRET, dense, power
 
 @triton.jit
 def _pool_backward(g, dx, rows, P: tl.constexpr, CH: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """Every pixel's share of its mean's gradient; slow twin: autograd of x.mean((2, 3))."""
+    """Give every pixel its share of the mean's gradient; slow twin: autograd of x.mean((2, 3))."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     columns, valid = tl.program_id(1) * C + tl.arange(0, C)[None, :], row < rows
     value = tl.load(g + row // P * CH + columns, valid, 0.0).to(tl.float32)
@@ -26,7 +26,7 @@ def _pool_backward(g, dx, rows, P: tl.constexpr, CH: tl.constexpr, R: tl.constex
 
 
 def pool_supported(x: Tensor) -> bool:
-    """Whether `pool` takes x: CUDA, channels-last, channels a multiple of 16."""
+    """True if `pool` takes x: CUDA, channels-last, channels a multiple of 16."""
     return (
         (x.is_cuda or INTERPRET)
         and x.dim() == 4
@@ -38,7 +38,10 @@ def pool_supported(x: Tensor) -> bool:
 
 
 def pool(x: Tensor) -> Tensor:
-    """Means over the pixels of (n, c, h, w), (n, c), whose gradient is one kernel; slow twin: x.mean((2, 3))."""
+    """Return the means over the pixels of (n, c, h, w), (n, c).
+
+    The gradient is one kernel; slow twin: x.mean((2, 3)).
+    """
     found: Tensor = _Pool.apply(x)
     return found
 

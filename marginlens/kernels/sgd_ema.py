@@ -1,8 +1,7 @@
 """SGD, the teacher's EMA and both networks' half-precision copies in one kernel, over flat buffers.
 
-Parameters, momenta and the teacher's parameters stay the tensors that they were, with names, shapes and strides; only
-their memory moves, side by side into flat buffers, so that one launch can walk over all of it. Importing this module
-needs triton.
+Parameters, momenta and the teacher's parameters keep their names, shapes and strides. Only their memory moves, side by
+side into flat buffers, so that one launch covers all of it. Importing this module needs triton.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 BLOCK = 1024
-"""Elements of a program. Each tensor begins at a multiple of it; what is over is padding, and stays zero."""
+"""Elements per program. Each tensor starts at a multiple of this number; the padding in between stays zero."""
 _WARPS = 4
 _LANE = 8
-"""Gradients are read in whole units of so many elements: 16 bytes in half precision."""
+"""Gradients are read in units of this many elements: 16 bytes in half precision."""
 _NONE, _FULL, _HALF = 0, 1, 2
 _TEACHER = "teacher."
 
@@ -29,9 +28,9 @@ def _sgd_ema(
     p, momentum, half, teacher, teacher_half, owner, table, decay, lr, share, factor, mu, taught,
     TEACHER: tl.constexpr, COPY: tl.constexpr, CLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of one tensor; slow twin: torch.optim.SGD.step, then nets.ema.ema_update, then .to(half).
+    """Update one block of one tensor; slow twin: torch.optim.SGD.step, then nets.ema.ema_update, then .to(half).
 
-    Row i of the table: the address of tensor i's gradient, where the tensor starts, its size, its gradient's kind.
+    Row i of the table: the address of tensor i's gradient, the tensor's start and size, and the kind of its gradient.
     """
     block = tl.program_id(0)
     tensor = tl.load(owner + block)
@@ -46,7 +45,7 @@ def _sgd_ema(
         slow = tl.load(teacher + where, tl.full([BLOCK], 1, tl.int1) & (block < taught), 0.0)
     if kind != 0:
         g = tl.zeros([BLOCK], tl.float32)
-        # loads of 16 bytes, to the end of the last one; what is beyond the gradient counts as zero
+        # whole loads of 16 bytes, because those are aligned; elements beyond the gradient become zero below
         if kind == 1:
             full = tl.multiple_of((address + 4 * first).to(tl.pointer_type(tl.float32)), 16)
             g = tl.load(full + lane, lane < tl.multiple_of((size - first + 3) // 4 * 4, 4), 0.0)
@@ -63,7 +62,7 @@ def _sgd_ema(
         tl.store(p + where, value)
     if COPY:
         tl.store(half + where, value.to(half.dtype.element_ty))
-    if TEACHER:  # noqa: SIM102  (a constant, and a value on the device)
+    if TEACHER:  # noqa: SIM102  (a constant; the inner value is on the device)
         if block < taught:
             slow += tl.load(share) * (value - slow)
             tl.store(teacher + where, slow)
@@ -72,19 +71,20 @@ def _sgd_ema(
 
 
 class Flat:
-    """The parameters of a method in flat buffers, and the step that changes them.
+    """A method's parameters in flat buffers, and the step that updates them.
 
-    `names` are the parameters that learn, in the order of `method.named_parameters()`, which is the order in which
-    `step` takes their gradients. `half` holds the half-precision copies of every parameter, the teacher's too, that is
-    not a batch norm's; it is empty if `precision` is float32. Once built, the method must not move to another device or
-    memory format. After a checkpoint has been loaded, call `refresh`.
+    `names` are the parameters that learn, in the order of `method.named_parameters()`. `step` takes their gradients in
+    this order. `half` maps the name of every parameter, the teacher's too, to its half-precision copy, except for batch
+    norms. It is empty if `precision` is float32.
+
+    Once built, the method must not move to another device or memory format. Call `refresh` after loading a checkpoint.
     """
 
     def __init__(self, method: nn.Module, optimizer: torch.optim.SGD, precision: torch.dtype) -> None:
         every = dict(method.named_parameters())
         self.names = [name for name, p in every.items() if p.requires_grad]
         self.copied: list[str] = []
-        """Parameters whose gradients lie differently in memory, or are of an odd size, and cost a copy each step."""
+        """Parameters whose gradients are copied at each step, because of another memory layout or an odd size."""
         learning = {name: every[name] for name in self.names}
         self._mu = _momentum(optimizer, learning)
         taught = _taught(every, learning)
@@ -148,16 +148,16 @@ class Flat:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Writes the half-precision copies anew: after anyone but `step` has written parameters."""
+        """Write the half-precision copies again, after anything but `step` has changed parameters."""
         if self._copy:
             self._halves[0].copy_(self._parameters)
             self._halves[1].copy_(self._teacher)
 
     def bind(self, grads: Sequence[Tensor | None] | None = None) -> None:
-        """Tells the device where the gradients are; with None, where they were at the last `step`.
+        """Tell the device where the gradients are. None means where they were at the last `step`.
 
-        A CUDA graph reads gradients where they were bound last. Those that a capture made have their addresses only in
-        it, and nothing can be bound while it lasts: call `bind()` when it is over, before the first replay.
+        A CUDA graph reads gradients from the last bound addresses. Gradients made during a capture exist only in the
+        graph, and nothing can be bound during the capture. So call `bind()` after it, before the first replay.
         """
         if grads is not None:
             self._look(grads)
@@ -166,11 +166,14 @@ class Flat:
     def step(
         self, lr: Tensor, share: Tensor, grads: Sequence[Tensor | None] | None = None, factor: Tensor | None = None
     ) -> None:
-        """SGD with the learning rate `lr`, the EMA with momentum 1 - `share`, and the copies, in one launch.
+        """Do SGD with learning rate `lr`, the EMA with momentum 1 - `share`, and the copies, in one launch.
 
-        `lr`, `share` and `factor`, which multiplies every gradient, are 0-d float32 tensors on the device. Of a
-        momentum near 1 float32 loses what counts, its distance from 1: 1e-5 would be off by a thousandth. Without
-        `grads`, those that are bound are read again. None among them leaves its parameter alone, as torch does.
+        `lr`, `share` and `factor`, which multiplies every gradient, are 0-d float32 tensors on the device. The EMA
+        takes `share` rather than its momentum, because float32 loses the small distance from 1: 1e-5 would be off by a
+        thousandth.
+
+        Without `grads`, the bound gradients are read again. A gradient of None leaves its parameter unchanged, as in
+        torch.
         """
         for what, x in (("lr", lr), ("share", share), ("factor", factor)):
             if x is not None and (x.dim() != 0 or x.dtype != torch.float32 or x.device != self._table.device):
@@ -192,7 +195,10 @@ class Flat:
         )  # fmt: skip
 
     def _look(self, grads: Sequence[Tensor | None]) -> None:
-        """Rows of the table for these gradients, by way of a scratch copy where one cannot be read where it is."""
+        """Write the table's rows for these gradients.
+
+        Copy a gradient to scratch memory if it cannot be read in place.
+        """
         if len(grads) != len(self.names):
             raise ValueError(f"there are {len(grads)} gradients for {len(self.names)} parameters")
         self._rows, self._copies, self.copied = [], [], []
@@ -215,7 +221,7 @@ class Flat:
 
 
 def _momentum(optimizer: torch.optim.SGD, learning: Mapping[str, Tensor]) -> float:
-    """SGD's momentum, if it is an SGD that the kernel does."""
+    """Return SGD's momentum. Raise if the kernel does not do this kind of SGD."""
     asked = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if asked != {id(p) for p in learning.values()}:
         raise ValueError("the optimizer's parameters are not those of the method that learn")
@@ -229,7 +235,7 @@ def _momentum(optimizer: torch.optim.SGD, learning: Mapping[str, Tensor]) -> flo
 
 
 def _taught(every: Mapping[str, Tensor], learning: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name of each parameter that has a teacher's counterpart, and the counterpart's."""
+    """Map the name of each parameter that has a counterpart in the teacher to the counterpart's name."""
     found = {f"student.{name.removeprefix(_TEACHER)}": name for name in every if name.startswith(_TEACHER)}
     if odd := sorted(fast for fast in found if fast not in learning):
         raise ValueError(f"the teacher has a counterpart of {odd[0]}, which does not learn ({len(odd)} names in all)")
@@ -243,7 +249,7 @@ def _check(name: str, p: Tensor) -> None:
 
 
 def _window(flat: Tensor, start: int, like: Tensor) -> Tensor:
-    """A tensor of the shape and strides of another in the memory of `flat`, which is no view of it to autograd."""
+    """Return a tensor in the memory of `flat`, with the shape and strides of `like`. Autograd does not see a view."""
     return flat.new_empty(0).set_(flat.untyped_storage(), start, like.shape, like.stride())
 
 

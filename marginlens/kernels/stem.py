@@ -1,7 +1,7 @@
-"""The convolution of a small-image ResNet's stem, 3 channels to many, as a matrix product of patches in Triton.
+"""The 3-channel convolution of a small-image ResNet's stem, as a matrix product of patches in Triton.
 
-Every sum is made in a fixed order, so that results repeat bit for bit. Importing this module needs triton; ask
-`stem_supported` first: what it refuses is for plain torch.
+Every sum has a fixed order, so results repeat bit for bit. Importing this module needs triton. Ask `stem_supported`
+first, and use plain torch where it returns False.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -23,7 +23,7 @@ TUNING = {"rows": 128, "warps": 4, "programs": 256}
 
 @triton.jit
 def _patches(x, rows, first, M: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    """(M, 32): the 3 x 3 x 3 values around each pixel from `first` on, in the weight's order, and zeros."""
+    """Return (M, 32): 3 x 3 x 3 values around each pixel from `first` on, in the weight's order, and zeros."""
     pixel = first + tl.arange(0, M)[:, None]
     k = tl.arange(0, 32)[None, :]
     up, left = k // 9 - 1, (k // 3) % 3 - 1
@@ -36,12 +36,12 @@ def _patches(x, rows, first, M: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
 def _stem(
     x, weight, y, rows, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr, C: tl.constexpr, INTERPRET: tl.constexpr
 ):
-    """3 x 3 convolution of 3 channels as a matrix product of patches; slow twin: torch.conv2d."""
+    """Convolve 3 channels, 3 x 3, as a matrix product of patches; slow twin: torch.conv2d."""
     first = tl.program_id(0) * M
     a = _patches(x, rows, first, M, H, W)
     k, channel = tl.arange(0, 32), tl.arange(0, C)
     w = tl.load(weight + channel[None, :] * 27 + k[:, None], (k < 27)[:, None], 0.0).to(x.dtype.element_ty)
-    if INTERPRET:  # which multiplies half precision wrongly
+    if INTERPRET:  # because the interpreter multiplies half precision wrongly
         a, w = a.to(tl.float32), w.to(tl.float32)
     value = tl.dot(a, w).to(y.dtype.element_ty)
     row = tl.arange(0, M)[:, None]
@@ -52,7 +52,7 @@ def _stem(
 def _stem_sums(
     dy, x, partial, rows, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr, C: tl.constexpr, INTERPRET: tl.constexpr
 ):
-    """Each program's share (C, 32) of the weight's gradient; slow twin: autograd of torch.conv2d."""
+    """Compute each program's share (C, 32) of the weight's gradient; slow twin: autograd of torch.conv2d."""
     total = tl.zeros([C, 32], tl.float32)
     row, channel = tl.arange(0, M)[:, None], tl.arange(0, C)
     for at in range(tl.program_id(0), tl.cdiv(rows, M), tl.num_programs(0)):
@@ -66,7 +66,7 @@ def _stem_sums(
 
 @triton.jit
 def _stem_total(partial, dw, programs, size, P: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the shares in their order, without the padding of k; slow twin: torch.sum."""
+    """Sum the shares in order, without the padding of k; slow twin: torch.sum."""
     where = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     share = tl.arange(0, P)[:, None]
     value = tl.sum(tl.load(partial + share * size + where[None, :], share < programs, 0.0), 0)
@@ -75,7 +75,7 @@ def _stem_total(partial, dw, programs, size, P: tl.constexpr, BLOCK: tl.constexp
 
 
 def stem_supported(x: Tensor, weight: Tensor) -> bool:
-    """Whether `stem_conv` takes these: half precision, channels-last, 3 channels to 16, 32, 64 or 128."""
+    """True if `stem_conv` takes these: half precision, channels-last, 3 channels to 16, 32, 64 or 128."""
     return (
         (x.is_cuda or INTERPRET)
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -90,7 +90,7 @@ def stem_supported(x: Tensor, weight: Tensor) -> bool:
 
 
 def stem_conv(x: Tensor, weight: Tensor) -> Tensor:
-    """torch.conv2d(x, weight, padding=1) for images (n, 3, h, w), which get no gradient; slow twin: torch.conv2d."""
+    """Return torch.conv2d(x, weight, padding=1) for images (n, 3, h, w) without a gradient; slow twin: torch.conv2d."""
     if x.requires_grad:
         raise ValueError("stem_conv gives its images no gradient, and these ask for one; use torch.conv2d")
     found: Tensor = _StemConv.apply(x, weight)

@@ -1,7 +1,7 @@
-"""Rows of length one, their tiles and the positives' cosines, in one pass over the embeddings; the gradient in another.
+"""Rows of length one, their tiles and the positives' cosines in one pass over the embeddings; gradients in another.
 
-The slow twin is `layouts._unit`, and (u * v).sum(-1) for the cosines. Everything is computed anew from the embeddings
-in the backward pass: reading 16 bits again costs less than keeping 32.
+The slow twins are `layouts._unit`, and (u * v).sum(-1) for the cosines. The backward pass computes everything again
+from the embeddings, because reading 16 bits twice costs less than keeping 32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marginlens.autodiff import apply, once
 from marginlens.kernels.launch import ceil, launch, operator, power_of_2
 
 KIND = torch.bfloat16
-"""What tiles are made of."""
+"""The dtype of tiles."""
 
 WHY = (
     "impl='triton' computes its gradient by hand and has no second derivative; "
@@ -28,7 +28,7 @@ WHY = (
 
 @triton.jit
 def _unit(x_ptr, rows, n, D: tl.constexpr, COLS: tl.constexpr):
-    """Rows of length one, and the two numbers that each was divided by: infinity for a zero row, which stays zero."""
+    """Return rows of length one and their two divisors. A zero row stays zero: its divisors are infinite."""
     col = tl.arange(0, COLS)
     inside = (rows[:, None] < n) & (col[None, :] < D)
     x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * D + col[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -45,7 +45,7 @@ def _save(
     u, u_ptr, tiles_ptr, rows, n, total,
     D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Writes rows, and the sum of parts that they are in the tiles' type, zero in the columns beyond D."""
+    """Store rows, and the same rows as a sum of parts in the tiles' dtype, with zeros in the columns beyond D."""
     col, at = tl.arange(0, COLS), rows.to(tl.int64)[:, None]
     tl.store(u_ptr + at * D + col[None, :], u, mask=(rows[:, None] < n) & (col[None, :] < D))
     for part in tl.static_range(PARTS):
@@ -61,7 +61,7 @@ def _forward_kernel(
     D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, TOGETHER: tl.constexpr,
     SINES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Twin: `layouts._unit` of one side or, for a pair, of both, `_cosine` and `_sine` of row and row; whom to drop."""
+    """Compute rows, cosines, sines and drops. Twins: `layouts._unit` of one side or both, `_cosine` and `_sine`."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     u, _, _ = _unit(x_ptr, rows, n, D, COLS)
     _save(u, u_ptr, s_ptr, rows, n, total, D, WIDTH, PARTS, COLS)
@@ -88,7 +88,7 @@ def _forward_kernel(
 
 @triton.jit
 def _project(g_ptr, along, u, peak, length, dx_ptr, rows, n, D: tl.constexpr, COLS: tl.constexpr, GIVEN: tl.constexpr):
-    """dx = (g - (g.u) u) / |x| for the cotangent g of u: `along` and, where one is given, what g_ptr holds."""
+    """Compute dx = (g - (g.u) u) / |x|. The cotangent g of u is `along`, plus the tensor at g_ptr if GIVEN."""
     col = tl.arange(0, COLS)
     at = rows.to(tl.int64)[:, None] * D + col[None, :]
     inside = (rows[:, None] < n) & (col[None, :] < D)
@@ -103,7 +103,7 @@ def _project(g_ptr, along, u, peak, length, dx_ptr, rows, n, D: tl.constexpr, CO
 
 @triton.jit
 def _slopes(gs_ptr, u, v, rows, n, TOGETHER: tl.constexpr):
-    """The gradient of the sine |u - v| |u + v| / 2, along u + v and along u - v; 0 where that has no length."""
+    """Return the gradient of the sine |u - v| |u + v| / 2 along u + v and u - v, or 0 where that has no length."""
     gs = tl.load(gs_ptr + rows, mask=rows < n, other=0.0)
     if TOGETHER:
         gs += tl.load(gs_ptr + n + rows, mask=rows < n, other=0.0)
@@ -120,7 +120,7 @@ def _backward_kernel(
     D: tl.constexpr, GU: tl.constexpr, GV: tl.constexpr, GC: tl.constexpr, GS: tl.constexpr, DX: tl.constexpr,
     DY: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients DX, DY of the embeddings from those GU, GV of the rows, GC of cosines, GS of sines, where given."""
+    """Compute gradients DX, DY of embeddings from those of rows (GU, GV), cosines (GC) and sines (GS)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     u = tl.zeros((ROWS, COLS), tl.float32)
     v = tl.zeros((ROWS, COLS), tl.float32)
@@ -153,30 +153,36 @@ def _backward_kernel(
 
 
 class Units(NamedTuple):
-    """Rows of length one of one side or two, in float32, and what `neg_lse` wants to know of them.
+    """Rows of length one, of one side or two, in float32, and the tensors that `neg_lse` needs.
 
-    Of a pair `together`, u, s and `drop` hold the rows of x and then those of y, and cosines come twice; v and t are
-    empty. Of one side alone v, t and cosines are, and there is nobody to drop. s, t and `drop` have no gradient.
+    | | u, s, drop | cos, sin | v, t |
+    |---|---|---|---|
+    | one side | x; nothing to drop | empty | empty |
+    | a pair | x | one per row | y |
+    | a pair, `together` | x, then y | twice | empty |
+
+    s, t and `drop` have no gradient.
     """
 
     u: Tensor
     v: Tensor
     cos: Tensor
-    """Of row and row."""
+    """Of a row and its positive."""
     s: Tensor
-    """Tiles: u as a sum of parts of type `KIND`, (parts, n, d rounded up to 16)."""
+    """Tiles: u as a sum of parts of dtype `KIND`, (parts, n, d rounded up to 16)."""
     t: Tensor
-    """The same of v."""
+    """The same for v."""
     drop: Tensor
-    """Columns that are no negatives: a row's positive, (n, 1); together, the row itself and its positive, (2n, 2)."""
+    """Columns that are not negatives: the row's positive, (n, 1). Together: the row itself and its positive, (2n,
+    2)."""
     sin: Tensor
-    """Of row and row, on request; else empty."""
+    """Of a row and its positive, on request; otherwise empty."""
 
 
 def units(x: Tensor, y: Tensor | None = None, together: bool = False, parts: int = 3, sines: bool = False) -> Units:
-    """Rows of length one of x (n, d) and, for a pair, of y (n, d)."""
+    """Return rows of length one of x (n, d) and, for a pair, of y (n, d)."""
     u, v, *rest = apply(_Units, x, y, together, parts, sines)
-    if y is not None and not together:  # a Function's outputs all require a gradient when one of its inputs does
+    if y is not None and not together:  # because all outputs of a Function require a gradient if one input does
         u, v = u if x.requires_grad else u.detach(), v if y.requires_grad else v.detach()
     return Units(u, v, *rest)
 
@@ -200,12 +206,13 @@ class _Units(torch.autograd.Function):
         x, y = ctx.saved_tensors
         gu, gv, gc, gs = *grads[:3], grads[6]
         gv, gc = None if y is None or ctx.together else gv, None if y is None else gc
-        found = gu, gv, gc, gs if ctx.sines else None  # what is empty may come with an empty gradient
+        found = gu, gv, gc, gs if ctx.sines else None  # None, because an empty output may get an empty gradient
         given = [g for g in found if g is not None]
         if not given:
             return (None,) * 5
         want_x, want_y = ctx.needs_input_grad[:2]
-        with torch.no_grad():  # `once` speaks for the graph; under torch.func an operator has none
+        # no_grad, because `once` refuses a second derivative, and operators have no autograd under torch.func
+        with torch.no_grad():
             dx, dy = _backward(*found, x, y, ctx.together, want_x, want_y)
         inputs = (*given, x) if y is None else (*given, x, y)
         return *(once(g, WHY, *inputs) if w else None for g, w in ((dx, want_x), (dy, want_y))), None, None, None
@@ -249,7 +256,7 @@ def _backward(
     gu: Tensor | None, gv: Tensor | None, gc: Tensor | None, gs: Tensor | None, x: Tensor, y: Tensor | None,
     together: bool, want_x: bool, want_y: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients that are wanted; one that is not is empty."""
+    """Return the wanted gradients; the others are empty."""
     n, d = x.shape
     dx, dy = _like(x, want_x), _like(x if y is None else y, want_y)
     if together and gu is not None:
@@ -271,6 +278,6 @@ def _like(x: Tensor, wanted: bool) -> Tensor:
 
 @cache
 def _cut(d: int) -> tuple[int, int, int]:
-    """Rows and columns in a program, and its warps: 8 numbers a thread while rows are short enough."""
+    """Return a program's rows, columns and warps: 8 numbers per thread if rows are short enough."""
     cols = max(16, power_of_2(d))
     return max(1, 1024 // cols), cols, min(16, max(4, cols // 256))

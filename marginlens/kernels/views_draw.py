@@ -1,6 +1,6 @@
-"""Triton twins of `draw.py`: what a program of `views_pixels.views_kernel` draws for its view, bit for bit the same.
+"""Triton twins of `draw.py`: the numbers that `views_pixels.views_kernel` draws for a view, bit for bit the same.
 
-Products and sums round one by one only if these kernels are compiled with `enable_fp_fusion=False`.
+Compile these kernels with `enable_fp_fusion=False`, so that products and sums round one by one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import triton.language as tl
 
 from marginlens.data import draw
 
-# columns of the table of views; where a value is uniform in an interval, its length, and the lower end in the next one
+# columns of the table of views; a uniform value takes two: the interval's length, then its lower end
 PADDED, AREA, ASPECT, MIDDLE, PADDING = (tl.constexpr(i) for i in (0, 1, 3, 5, 7))
 FLIP, JITTER, FACTOR, GREY, BLUR = (tl.constexpr(i) for i in (8, 9, 10, 18, 19))
 SIGMA, RADIUS, SOLARISE, MEAN, SCALE = (tl.constexpr(i) for i in (20, 22, 23, 24, 27))
 ORDERS, COLUMNS = tl.constexpr(30), tl.constexpr(64)
 DRAWN = tl.constexpr(16)
-"""Columns of what `parameters_kernel` writes; the last one is spare."""
+"""Columns that `parameters_kernel` writes; the last one is spare."""
 LANES = tl.constexpr(8)
-"""In which the attempts at a box are made, two in each."""
+"""Lanes for the attempts at a box, two attempts in each."""
 
-# arguments whose value or address must not decide which kernel is compiled
+# not specialised, because each value or address would compile another kernel
 NUMBERS, SCALARS = ["seed_low", "seed_high", "epoch_low", "first"], ["indices", "tables", "seeds", "epochs"]
 
 _ATTEMPTS = tl.constexpr(draw.ATTEMPTS)
@@ -29,7 +29,7 @@ _NONE = tl.constexpr(1 << 30)
 
 @triton.jit
 def uniforms(seed, index, epoch, number, block):
-    """`draw.uniforms`: the four slots of a block."""
+    """Return the four slots of a block; twin of `draw.uniforms`."""
     low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     a, b, c, d = tl.philox(seed, low, high, epoch.to(tl.uint32), number * 256 + block)
     return _uniform(a), _uniform(b), _uniform(c), _uniform(d)
@@ -52,13 +52,13 @@ def _below(u, n):
 
 @triton.jit
 def round_even(x):
-    """`torch.round` of |x| < 2^22: at 1.5 * 2^23 float32 has no fractions left, and ties go to even."""
+    """Return `torch.round` of |x| < 2^22. At 1.5 * 2^23 float32 has no fractions, and ties go to even."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def _exp(x):
-    """`draw.exp`, the same on all devices."""
+    """Twin of `draw.exp`: the same bits on all devices."""
     y = x * 0.125
     total = y * 0.0 + 1.0
     for k in tl.static_range(8):
@@ -70,7 +70,10 @@ def _exp(x):
 
 @triton.jit
 def _attempt(table, u, v, attempt, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """A box of `draw.resized_boxes` as one number, the smaller the earlier: attempt, height, width; or _NONE."""
+    """Return one of `draw.resized_boxes`' boxes as one number, or _NONE. Earlier attempts give smaller numbers.
+
+    Its bits are attempt, height and width.
+    """
     area = between(table, AREA, u) * (HEIGHT * WIDTH * 1.0)
     aspect = _exp(between(table, ASPECT, v))
     w = round_even(tl.sqrt_rn(area * aspect)).to(tl.int32)
@@ -84,9 +87,10 @@ def box(
     table, seed, index, lane, epoch, number, u, v,
     SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """`draw.resized_boxes` or `draw.padded_boxes`: top, left, height, width. All attempts are made at once, in lanes.
+    """Return top, left, height and width; twin of `draw.resized_boxes` and `draw.padded_boxes`.
 
-    `index` is a scalar, or has an axis of length 1 for the lanes; u and v say where the box lies.
+    All attempts are made at once, in lanes. `index` is a scalar, or has an axis of length 1 for the lanes. u and v give
+    the box's position.
     """
     if tl.load(table + PADDED) != 0:
         padding = tl.load(table + PADDING).to(tl.int32)
@@ -111,7 +115,7 @@ def box(
 
 @triton.jit
 def jitter_factors(table, seed, index, epoch, number):
-    """`draw.jitter_factors`."""
+    """Twin of `draw.jitter_factors`."""
     a, b, c, d = uniforms(seed, index, epoch, number, 1)
     return (
         between(table, FACTOR, a),
@@ -128,7 +132,7 @@ def order_of(u):
 
 @triton.jit
 def moment(seeds, epochs, seed_low, seed_high, epoch_low):
-    """Seed and epoch: from the device where a tensor holds them, else the bits of the numbers that were passed."""
+    """Return seed and epoch from tensors on the device, or from the bits of the numbers that were passed."""
     if seeds is None:
         low = seed_low.to(tl.uint32, bitcast=True).to(tl.uint64)
         seed = (seed_high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low
@@ -143,7 +147,7 @@ def parameters_kernel(
     out, indices, tables, seeds, epochs, seed_low, seed_high, epoch_low, first, n,
     SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What `views_kernel` draws, by the same functions, for ROWS samples a program. Slow twin: `views.parameters`."""
+    """Write the numbers that `views_kernel` draws, for ROWS samples a program. Slow twin: `views.parameters`."""
     view = tl.program_id(1)
     table = tables + view * COLUMNS
     number = first + view

@@ -1,4 +1,4 @@
-"""Triton twins of `pixels.py`, and the kernel that makes a whole view: see `fused.py`."""
+"""Triton twins of `pixels.py`, and the kernel that makes a whole view. `fused.py` launches it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ _RED, _GREEN, _BLUE = (tl.constexpr(x) for x in pixels.GREY)
 
 @triton.jit
 def _tap(i, t, start, length, step, reach, SIZE: tl.constexpr, SOURCE: tl.constexpr, TAPS: tl.constexpr):
-    """Weight and place of the t-th source pixel that pixel i sees, as `pixels._triangles` before it normalises."""
+    """Return weight and position of the t-th source pixel under pixel i; twin of `pixels._triangles` before it
+    normalises.
+    """
     centre = (i.to(tl.float32) + 0.5) * step
     j = tl.floor(centre - reach - 0.5).to(tl.int32) + 1 + t
     at = j.to(tl.float32) + 0.5
-    if TAPS > 2:  # else nothing shrinks, and the triangle reaches one pixel far
+    if TAPS > 2:  # with 2 taps nothing shrinks, and the triangle's reach is one pixel
         at = tl.div_rn(at, reach)
         centre = tl.div_rn(centre, reach)
     weight = tl.maximum(1.0 - tl.abs(at - centre), 0.0)
     place = j + start
     inside = (i >= 0) & (i < SIZE) & (j >= 0) & (j < length) & (place >= 0) & (place < SOURCE)
-    # an address must be legal even where the weight is zero
+    # clamped, because an address must be valid even if its weight is zero
     return tl.where(inside, weight, 0.0), tl.minimum(tl.maximum(place, 0), SOURCE - 1)
 
 
 @triton.jit
 def _axis(i, start, length, SIZE: tl.constexpr, SOURCE: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr):
-    """What `_tap` needs along one axis: step, reach, how many taps, and what normalises their weights."""
+    """Return step, reach, number of taps and normalising factor for `_tap` along one axis."""
     step = tl.div_rn(length.to(tl.float32), SIZE * 1.0)
     reach = tl.maximum(step, 1.0)
     taps = TAPS
@@ -69,7 +71,7 @@ def _crop(
     image, i, j, top, left, h, w,
     SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """`pixels.crop` of one image: its channels at rows i (B, 1) and columns j (1, B), in [0, 1]."""
+    """Twin of `pixels.crop` for one image: its channels at rows i (B, 1) and columns j (1, B), in [0, 1]."""
     down, reach_down, rows, scale_down = _axis(i, top, h, SIZE, HEIGHT, TAPS, UNROLL)
     along, reach_along, columns, scale_along = _axis(j, left, w, SIZE, WIDTH, TAPS, UNROLL)
     red = (i + j).to(tl.float32) * 0.0
@@ -100,7 +102,7 @@ def _grey(red, green, blue):
 
 @triton.jit
 def _hue(red, green, blue, shift):
-    """`pixels.hue`, which explains the formula."""
+    """Twin of `pixels.hue`, which explains the formula."""
     low = tl.minimum(tl.minimum(red, green), blue)
     chroma = tl.maximum(tl.maximum(red, green), blue) - low
     t = tl.abs((red - green - blue + low) / tl.maximum(chroma, 1e-9) + 2.0)
@@ -114,7 +116,7 @@ def _hue(red, green, blue, shift):
 
 @triton.jit
 def _jitter(red, green, blue, brightness, contrast, saturation, shift, order, SIZE: tl.constexpr):
-    """`pixels.jitter`: four operations, whose numbers are pairs of bits in `order`."""
+    """Twin of `pixels.jitter`. The numbers of its four operations are pairs of bits in `order`."""
     for k in range(4):
         operation = (order >> (2 * k)) & 3
         if operation == 3:
@@ -123,7 +125,7 @@ def _jitter(red, green, blue, brightness, contrast, saturation, shift, order, SI
             factor = tl.where(operation == 0, brightness, tl.where(operation == 1, contrast, saturation))
             other = red * 0.0
             if operation == 1:
-                # pixels beyond the view's size are zero until this, which comes once, makes them something else
+                # the sum needs no mask: pixels beyond the view stay zero until contrast, which comes only once
                 mean = tl.sum(tl.sum(_grey(red, green, blue), axis=1), axis=0) * (1.0 / (SIZE * SIZE))
                 other += (1.0 - factor) * mean
             elif operation == 2:
@@ -143,7 +145,7 @@ def _weigh(distance, sigma, radius):
 
 @triton.jit
 def _blurs(i, j, sigma, radius, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """The matrix of `pixels.blur` along one axis: what pixel i sees of pixel j, directly and in both mirrors."""
+    """Return the matrix of `pixels.blur` along one axis: the weight of pixel j in pixel i, with both mirror images."""
     inside = (i < SIZE) & (j < SIZE)
     total = 2.0 * tl.sum(_weigh(tl.arange(0, BLOCK), sigma, radius), axis=0) - 1.0
     matrix = _weigh(tl.abs(i - j), sigma, radius)
@@ -154,7 +156,7 @@ def _blurs(i, j, sigma, radius, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _product(a, b, INTERPRET: tl.constexpr):
-    """A product of float32 matrices in [0, 1]: each is a sum of two float16, and the product of the rests is nothing.
+    """Multiply float32 matrices in [0, 1]. Each is a sum of two float16; the product of the two remainders is dropped.
 
     The sum leaves an error of 2^-24, as float32 does.
     """
@@ -167,7 +169,7 @@ def _product(a, b, INTERPRET: tl.constexpr):
 
 @triton.jit
 def _finish(place, here, table, red, green, blue, solarised):
-    """`pixels.solarise`, `pixels.normalise`, and out."""
+    """Solarise, normalise and store; twins: `pixels.solarise` and `pixels.normalise`."""
     if solarised:
         red = tl.where(red >= 0.5, 1.0 - red, red)
         green = tl.where(green >= 0.5, 1.0 - green, green)
@@ -187,7 +189,7 @@ def views_kernel(
     SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
     UNROLL: tl.constexpr, CHANNELS: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Program (k, v) makes view v of sample k. Slow twin: `views.make_view`."""
+    """Make view v of sample k in program (k, v). Slow twin: `views.make_view`."""
     sample, view = tl.program_id(0), tl.program_id(1)
     table = tables + view * COLUMNS
     number = first + view
@@ -199,7 +201,7 @@ def views_kernel(
 
     lane = tl.arange(0, LANES)
     top, left, h, w = box(table, seed, index, lane, epoch, number, u_top, u_left, SIZE, HEIGHT, WIDTH, 0)
-    # images stand on their side: where nothing else decides, Triton lays threads along the first axis
+    # images are transposed, because Triton lays threads along the first axis by default
     j, i = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     mirrored = tl.where(u_flip < tl.load(table + FLIP), SIZE - 1 - j, j)
     image = images + row * (3 * HEIGHT * WIDTH)
@@ -220,8 +222,8 @@ def views_kernel(
         sigma = between(table, SIGMA, u_sigma)
         matrix = _blurs(j, i, sigma, tl.load(table + RADIUS).to(tl.int32), SIZE, BLOCK)  # j goes down the tile
         turned = tl.trans(matrix)
-        for _ in tl.range(0, 3, loop_unroll_factor=CHANNELS):  # channels take turns: for large views, to save registers
+        for _ in tl.range(0, 3, loop_unroll_factor=CHANNELS):  # one channel at a time: large views need the registers
             red, green, blue = green, blue, _product(_product(matrix, red, INTERPRET), turned, INTERPRET)
         _finish(place, here, table, red, green, blue, solarised)
-    else:  # the same again: were it after the branch, all views would be laid out as matrix products leave them
+    else:  # repeated, because code after the branch would force the matrix product's layout on all views
         _finish(place, here, table, red, green, blue, solarised)

@@ -1,11 +1,11 @@
-"""Whole methods around anyone's backbone: `method.loss(views)`, and `method.after_step()` after the optimiser's step.
+"""Whole methods around any backbone: `method.loss(views)`, and `method.after_step()` after the optimiser's step.
 
     method = MoCoV3(backbone, effect="emphasis(s=5)")
     loss = method.loss([strong, weak])      # two views (n, 3, h, w) of the same n images
     loss.backward(); optimizer.step()
     method.after_step()
 
-A new method is one file, and one entry here; its arguments say which settings it takes in the laboratory.
+To add a method, write one file and add one entry here. Its arguments say which settings it takes in the laboratory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""BYOL (Grill et al. 2020): a student predicts what a slow teacher sees of the same image; positives alone."""
+"""BYOL (Grill et al. 2020): a student predicts a slow teacher's embedding of the same image.
+
+It uses positives alone.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ from marginlens.nets import constant_momentum, count_once, ema_update, embed, pr
 
 @by_graph
 class BYOL(nn.Module):
-    """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
+    """Train a student to predict a teacher, without negatives.
 
-    The loss is -cos / tau; at tau = 0.5 it has the gradient of BYOL's 2 - 2 cos. `symmetric` adds the loss with the
-    views exchanged.
+    The student is backbone, projector and predictor, on the strong view. The teacher is the EMA of backbone and
+    projector, on the weak view. The loss is -cos / tau; tau = 0.5 gives the gradient of BYOL's 2 - 2 cos. `symmetric`
+    adds the loss with the views exchanged.
     """
 
     tau, effect, impl = (Setting() for _ in range(3))
     recipe: ClassVar[dict[str, Any]] = {"tau": 0.5, "beta": 0.0}
-    """What the laboratory's recipe has for this method, at its batch."""
+    """Defaults of the laboratory's recipe for this method, at the recipe's batch size."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class BYOL(nn.Module):
         self.predictor = predictor(out, hidden=hidden, last_bn=predictor_bn, bias=bias)
         count_once(backbone, bn_splits)
         self.teacher = teacher_of(self.student)
-        constant_momentum(momentum, 0, 1)  # refuses what is none
+        constant_momentum(momentum, 0, 1)  # raises for an invalid momentum
         self.momentum, self.symmetric = momentum, symmetric
 
     @property
@@ -91,7 +95,7 @@ class BYOL(nn.Module):
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The student's predictions (n, out); two of them if the loss is symmetric."""
+        """Return the student's predictions (n, out), two of them if the loss is symmetric."""
         strong, weak = pair(views)
         return embed(
             self.student["backbone"],
@@ -102,12 +106,12 @@ class BYOL(nn.Module):
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """What they predict: the teacher's embeddings (n, out) of the other view."""
+        """Return the targets: the teacher's embeddings (n, out) of the other view."""
         strong, weak = pair(views)
         seen = (weak, strong) if self.symmetric else (weak,)
         return embed(self.teacher["backbone"], self.teacher["projector"], seen, self.bn_splits, [True] * len(seen))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
-        """The loss of predictions against what they predict."""
+        """Return the loss of predictions against their targets."""
         found = [positive_only(p, z, **settings_of(self)) for p, z in zip(queries, keys, strict=True)]
         return torch.stack(found).sum()

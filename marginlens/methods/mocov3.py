@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen, Xie, He 2021): a student's view of an image against the views that a slow teacher has of the batch."""
+"""MoCo v3 (Chen, Xie, He 2021): a student's view of an image against a slow teacher's views of the batch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ from marginlens.nets import constant_momentum, count_once, ema_update, embed, pr
 
 @by_graph
 class MoCoV3(nn.Module):
-    """Student: backbone, projector, predictor, on the strong view. Teacher: their EMA without predictor, on the weak.
+    """Train a student against a teacher, with the teacher's embeddings of the batch's other images as negatives.
 
-    In-batch negatives: the teacher's embeddings of the other images. `last_bn` ends the projector in a batch norm
-    without affine parameters: s = 20 gains with it and loses without; `predictor_bn` ends the predictor in one too.
-    `bn_splits` lets the backbone's batch norms see a batch in so many parts: 1 takes any batch, and the laboratory's
-    recipe has parts of 64 images (docs/reference/methods.md has what is measured). `symmetric` adds the loss with the
-    views exchanged, `two_tau` multiplies the loss by 2 tau. The official code does both; the paper does not say.
+    The student is backbone, projector and predictor, on the strong view. The teacher is the EMA of backbone and
+    projector, on the weak view. docs/reference/methods.md has measurements of these options:
+
+    - `last_bn` appends a batch norm without affine parameters to the projector. s = 20 gains with it and loses without.
+    - `predictor_bn` appends one to the predictor.
+    - `bn_splits` splits the batch into this number of parts for the backbone's batch norms. 1 works for any batch; the
+      laboratory's recipe uses parts of 64 images.
+    - `symmetric` adds the loss with the views exchanged; `two_tau` multiplies the loss by 2 tau. The official code does
+      both; the paper does not say.
     """
 
     tau, beta, effect, impl = (Setting() for _ in range(4))
     recipe: ClassVar[dict[str, Any]] = {"last_bn": True, "predictor_bn": True, "bn_splits": 4}
-    """What the laboratory's recipe has for this method, at its batch. `bn_splits` keeps the size of its parts where
-    the batch is another."""
+    """Defaults of the laboratory's recipe for this method, at the recipe's batch size. For other batches `bn_splits`
+    changes, so that parts keep their size."""
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class MoCoV3(nn.Module):
         self.predictor = predictor(out, hidden=hidden, last_bn=predictor_bn, bias=bias)
         count_once(backbone, bn_splits)
         self.teacher = teacher_of(self.student)
-        constant_momentum(momentum, 0, 1)  # refuses what is none
+        constant_momentum(momentum, 0, 1)  # raises for an invalid momentum
         self.momentum, self.symmetric, self.scale = momentum, symmetric, 2.0 * self.settings["tau"] if two_tau else 1.0
 
     @property
@@ -94,7 +98,7 @@ class MoCoV3(nn.Module):
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The student's predictions (n, out); two of them if the loss is symmetric."""
+        """Return the student's predictions (n, out), two of them if the loss is symmetric."""
         strong, weak = pair(views)
         return embed(
             self.student["backbone"],
@@ -105,12 +109,12 @@ class MoCoV3(nn.Module):
 
     @torch.no_grad()
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The teacher's embeddings (n, out) of the view that the query has not seen."""
+        """Return the teacher's embeddings (n, out) of the view that the query has not seen."""
         strong, weak = pair(views)
         seen = (weak, strong) if self.symmetric else (weak,)
         return embed(self.teacher["backbone"], self.teacher["projector"], seen, self.bn_splits, [True] * len(seen))
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
-        """The loss of queries against keys."""
+        """Return the loss of queries against keys."""
         found = [info_nce(q, k, **settings_of(self)) for q, k in zip(queries, keys, strict=True)]
         return self.scale * torch.stack(found).sum()

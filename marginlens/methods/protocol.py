@@ -1,4 +1,4 @@
-"""What a training loop asks of a method, and what every method checks of its backbone and views."""
+"""The interface between a training loop and a method, and the checks that every method makes of backbone and views."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
     "settings_of",
     "unmarked",
 ]
-"""Besides what is here, what the file of a method needs of the loss's own settings."""
+"""Includes the names of the loss's settings that a method's file needs."""
 
 
 class Method(Protocol):
-    """What a training loop asks of a method, which is an `nn.Module` besides."""
+    """The methods and attributes that a training loop uses. A method is also an `nn.Module`."""
 
     settings: dict[str, Any]
-    """The loss's arguments: tau, effect, ..."""
+    """Arguments of the loss: tau, effect, ..."""
 
     @property
     def backbone(self) -> nn.Module:
@@ -50,26 +50,26 @@ class Method(Protocol):
         """The backbone and the projector that learn."""
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        """The loss of two views of a batch."""
+        """Return the loss of two views of a batch."""
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The first half of `loss`: what the student makes of the views."""
+        """Return the first half of `loss`: the student's outputs for the views."""
 
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """The second half: what the queries are compared with; needs nothing of the first, so it can run beside it."""
+        """Return the second half: the targets of the queries. Needs no queries, so it can run beside them."""
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
-        """The loss of both halves."""
+        """Return the loss of both halves."""
 
     def rows(self, views: Sequence[Tensor]) -> Rows:
-        """What the loss sees of each row, without gradient; batch norms count the batch."""
+        """Return the loss's view of each row, without gradients. Batch norms count the batch."""
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
-        """Moves the teacher, if there is one; `momentum` None is the method's own."""
+        """Move the teacher, if there is one. `momentum` None means the method's own."""
 
 
 def module_of(method: Method) -> nn.Module:
-    """Return the method as the `nn.Module` that it is besides."""
+    """Return the method, typed as the `nn.Module` that it also is."""
     assert isinstance(method, nn.Module)
     return method
 
@@ -79,24 +79,29 @@ _KNOWN: set[type] = set()
 
 
 def by_graph(method: M) -> M:
-    """Marks a class, and none of its subclasses, with which a graph takes the same steps as its functions do.
+    """Mark a class, but not its subclasses, as safe to replay in a CUDA graph.
 
-    A graph calls `queries`, `keys` and `compare` once, on a copy of the method, and replays what they did: `loss` is
-    `compare(queries(views), keys(views))`, and the three keep nothing but what they write into buffers in place. It
-    moves each parameter of `teacher`, if there is one, towards that of its name in `student`: `after_step` does just
-    that. It reads `settings["effect"]`. The heads are those of `nets/heads.py`.
+    A graph calls `queries`, `keys` and `compare` once, on a copy of the method, and replays their operations. So:
+
+    - `loss` must be `compare(queries(views), keys(views))`.
+    - The three must keep no state except buffers that they write in place.
+    - `after_step` must only move each parameter of `teacher`, if there is one, towards its namesake in `student`.
+    - The effect must be `settings["effect"]`, and the heads must be those of `nets/heads.py`.
     """
     _KNOWN.add(method)
     return method
 
 
 def unmarked(method: type) -> str:
-    """Why a graph may not do what the method does, or nothing."""
-    return "" if method in _KNOWN else f"{method.__name__} is not marked by_graph, as docs/reference/methods.md has it"
+    """Return why a graph may not replay the method, or "" if it may."""
+    return "" if method in _KNOWN else f"{method.__name__} is not marked by_graph (see docs/reference/methods.md)"
 
 
 def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
-    """How many features a backbone has: as said, as its `features` says, or as a dry run on `size` px images finds."""
+    """Return the number of features: `features`, else the backbone's own `features`, else that of a dry run.
+
+    The dry run uses images of `size` px.
+    """
     if not isinstance(backbone, nn.Module):
         named = f": marginlens.nets.encoder({backbone!r}) makes one" if isinstance(backbone, str) else ""
         raise TypeError(f"the backbone must be an nn.Module, not {type(backbone).__name__}{named}")
@@ -112,7 +117,7 @@ def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
 
 
 def arguments(tau: float, beta: float, effect: EffectLike, impl: Impl) -> dict[str, Any]:
-    """Return the loss's arguments, plain numbers as floats; raise for one that cannot be used."""
+    """Return the loss's arguments, plain numbers as floats. Raise for an invalid one."""
     if isinstance(tau, Tensor):
         raise TypeError("tau must be a number here; for a tau that learns, call the loss in a method of your own")
     checks.options("mean", impl)
@@ -125,9 +130,9 @@ def arguments(tau: float, beta: float, effect: EffectLike, impl: Impl) -> dict[s
 
 
 def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The strong and the weak view of the same images."""
+    """Return the strong and the weak view of the same images."""
     if len(views) != 2:
-        raise ValueError(f"there are {len(views)} views; the loss is between two views of the same images")
+        raise ValueError(f"got {len(views)} views; the loss needs two views of the same images")
     strong, weak = views
     if len(strong) != len(weak):
         raise ValueError(f"the views have {len(strong)} and {len(weak)} images; row i of both must show the same image")
@@ -135,7 +140,7 @@ def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def check_no_negatives(effect: Effect, method: str) -> None:
-    """Refuse what means nothing without negatives, and s, which is only a learning rate without them."""
+    """Raise for effects that need negatives, and for s, which is only a learning rate without them."""
     for factor in factors(effect):
         if factor.needs_negatives:
             raise ValueError(

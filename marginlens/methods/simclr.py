@@ -26,10 +26,10 @@ from marginlens.nets import count_once, embed, projector
 
 @by_graph
 class SimCLR(nn.Module):
-    """Backbone and projector, on a strong and a weak view of each image: 2n embeddings, 2n - 2 negatives for each.
+    """Train backbone and projector on a strong and a weak view of each image: 2n embeddings, 2n - 2 negatives for each.
 
-    Each view passes alone, so that its batch norms see one kind of view at a time, as the teacher's and the student's
-    do in MoCo v3. `last_bn` ends the projector in a batch norm without affine parameters.
+    Each view passes on its own, so batch norms see one kind of view at a time, as in MoCo v3. `last_bn` appends a batch
+    norm without affine parameters to the projector.
     """
 
     tau, beta, effect, impl = (Setting() for _ in range(4))
@@ -74,16 +74,16 @@ class SimCLR(nn.Module):
             return rows(*self.queries(views), layout="nt_xent", **settings_of(self))
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
-        """There is no teacher to move."""
+        """Do nothing: there is no teacher."""
 
     def queries(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings (n, out) of both views."""
+        """Return the embeddings (n, out) of both views."""
         return embed(self.student["backbone"], self.student["projector"], pair(views), self.bn_splits, (False, True))
 
     def keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """There are none: the embeddings are compared with each other."""
+        """Return no keys, because the embeddings are compared with each other."""
         return []
 
     def compare(self, queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Tensor:
-        """The loss among all of them."""
+        """Return the loss over all embeddings."""
         return nt_xent(*queries, *keys, **settings_of(self))

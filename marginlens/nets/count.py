@@ -1,8 +1,8 @@
-"""What an encoder is, found by running it once: number of features, parameters, FLOPs.
+"""Measure an encoder by running it once: features, parameters, FLOPs.
 
-A FLOP is one addition or one multiplication, so a multiply-add is two of them: torch's FlopCounterMode counts so, and
-so do these tables. Papers and torchvision's model pages that print "1.8 GFLOPs" for ResNet-18 mean multiply-adds: half
-of ours. Convolutions and matrix products are counted; batch norm, ReLU and pooling, small beside them, are not.
+A FLOP is one addition or one multiplication, so a multiply-add is two, as in torch's FlopCounterMode. Papers and
+torchvision's model pages that print "1.8 GFLOPs" for ResNet-18 count multiply-adds: half of our number. We count
+convolutions and matrix products. We do not count batch norm, ReLU and pooling, which are small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH = 2
 
 @dataclass(frozen=True)
 class Facts:
-    """One encoder at one image size; `flops` is one forward pass of one image."""
+    """Numbers of one encoder at one image size. `flops` is for one forward pass of one image."""
 
     name: str
     stem: str
@@ -36,27 +36,27 @@ class Facts:
 
 
 def feature_dim(module: nn.Module, size: int) -> int:
-    """The d of a module that maps images (n, 3, size, size) to features (n, d): anything can be an encoder.
+    """Return d for a module that maps images (n, 3, size, size) to features (n, d). Any such module can be an encoder.
 
-    Found by a dry run in eval mode that leaves parameters, buffers, training flags and random generators as they were.
+    A dry run in eval mode finds d. It leaves parameters, buffers, training flags and random generators unchanged.
     """
     return _dry_run(module, size).shape[1]
 
 
 def parameters(module: nn.Module) -> int:
-    """The number of parameters; buffers, such as batch norm's statistics, are not parameters."""
+    """Return the number of parameters. Buffers, such as batch norm's statistics, do not count."""
     return sum(p.numel() for p in module.parameters())
 
 
 def flops(module: nn.Module, size: int) -> int:
-    """FLOPs (two per multiply-add) of the forward pass of one image of size x size pixels."""
+    """Return the FLOPs (two per multiply-add) of one forward pass of one image of size x size pixels."""
     with FlopCounterMode(display=False) as counter:
         _dry_run(module, size)
     return int(counter.get_total_flops()) // _BATCH
 
 
 def facts(name: str, size: int, stem: str | None = None) -> Facts:
-    """The facts of a named encoder; `stem` None is the one that suits the size. Nothing is computed or allocated."""
+    """Return the facts of a named encoder without allocating it. `stem` None means the default for this size."""
     stem = default_stem(name, size) if stem is None else stem
     with torch.device("meta"):
         model = encoder(name, stem=stem)
@@ -64,13 +64,13 @@ def facts(name: str, size: int, stem: str | None = None) -> Facts:
 
 
 def table(sizes: Iterable[int] = SIZES) -> list[Facts]:
-    """The facts of every encoder at every size, each with the stem that suits the size."""
+    """Return the facts of every encoder at every size, each with the default stem for the size."""
     sizes = tuple(sizes)
     return [facts(name, size) for name in ENCODERS for size in sizes]
 
 
 def markdown(rows: Iterable[Facts]) -> str:
-    """The table as `docs/reference/encoders.md` has it."""
+    """Return the table of `docs/reference/encoders.md`."""
     lines = ["| encoder | image | stem | features | parameters | forward, GFLOP |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {r.name} | {r.size} px | {r.stem} | {r.features} | {r.parameters:,} | {r.flops / 1e9:.3f} |" for r in rows
@@ -79,7 +79,7 @@ def markdown(rows: Iterable[Facts]) -> str:
 
 
 def _dry_run(module: nn.Module, size: int) -> Tensor:
-    """Features of black images, (2, d); the module does not notice."""
+    """Return features of black images, (2, d), and leave the module unchanged."""
     check_size(size)
     tensors = [*module.parameters(), *module.buffers()]
     if any(is_lazy(x) for x in tensors):
@@ -114,7 +114,7 @@ def _checked(features: object) -> Tensor:
 
 
 def encoders(*, json: bool = False) -> None:
-    """Lists the encoders: stem, features, parameters and FLOPs per image (two for each multiply-add).
+    """List the encoders: stem, features, parameters and FLOPs per image (two for each multiply-add).
 
     Args:
         json: Print JSON instead of a table.

@@ -1,10 +1,10 @@
-"""The same networks with fewer passes over memory: batch norm, addition and ReLU in one, the first convolution ours.
+"""Run networks with fewer passes over memory: fused batch norm, addition and ReLU, and our own first convolution.
 
     with fast():
         loss = method.loss(views)
 
-Inside, `ResNet` and the heads take the kernels of `kernels/`: batch norm, stem, pool and linear, wherever these apply:
-in training, on a device that Triton knows. Outside nothing changes. The slow twin is the module's own `forward`.
+Inside, `ResNet` and the heads use the batch norm, stem, pool and linear kernels of `kernels/`. These apply in training,
+on devices that Triton supports. Outside, nothing changes. The slow twin is the module's own `forward`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Side:
-    """A stream on which gradients of weights are computed, which nobody waits for before the step's end."""
+    """A stream for the gradients of weights, which nothing waits for before the end of the step."""
 
     stream: torch.cuda.Stream
     held: list[Tensor] = field(default_factory=list)
-    """What is read there: kept, so that nothing else is written into its memory meanwhile."""
+    """Tensors that the stream reads, kept alive so that their memory is not reused."""
 
     @contextmanager
     def beside(self, *read: Tensor) -> Iterator[None]:
-        """What is computed in here runs on the side, from these tensors and after all that came before."""
+        """Run the body on the side stream, after all earlier work. `read` are the tensors that the body reads."""
         self.stream.wait_stream(torch.cuda.current_stream())
         self.held.extend(read)
         with torch.cuda.stream(self.stream):
             yield
 
     def join(self) -> None:
-        """Waits for it."""
+        """Wait for the side stream."""
         torch.cuda.current_stream().wait_stream(self.stream)
         self.held.clear()
 
@@ -55,19 +55,19 @@ _mode: _Mode | None = None
 
 
 def on() -> bool:
-    """Whether the fast form was asked for."""
+    """True inside `fast`."""
     return _mode is not None
 
 
 @contextmanager
 def fast(side: Side | None = None) -> Iterator[None]:
-    """Networks take their fast form in here. With a `side`, call its `join` after the gradients."""
+    """Use the fast form of networks inside. With a `side`, call its `join` after the gradients."""
     with _as(_Mode(side)):
         yield
 
 
 def each(net: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> list[Tensor]:
-    """`net` of each batch, one after another; in the fast form all pass at once, and batch norms keep them apart."""
+    """Return `net` of each batch. The fast form passes all batches at once, and its batch norms keep them apart."""
     if _mode is None or len(batches) == 1:
         return [net(x) for x in batches]
     with _as(replace(_mode, groups=len(batches))):
@@ -85,7 +85,10 @@ def _as(mode: _Mode) -> Iterator[None]:
 
 
 def resnet(net: ResNet, x: Tensor) -> Tensor:
-    """Slow twin: `ResNet.forward`. A block's input goes two ways; both gradients are added where they are used."""
+    """Return `ResNet.forward`, its slow twin, in the fast form.
+
+    A block's input goes two ways; both gradients are added where they are used.
+    """
     pooled = not isinstance(net.maxpool, nn.Identity)
     first, second = _norm(_stem(net.conv1, x), net.bn1, both=not pooled)
     if pooled:
@@ -96,14 +99,17 @@ def resnet(net: ResNet, x: Tensor) -> Tensor:
 
 
 def head(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """Slow twin: `nn.Sequential.forward` of a head: linear, batch norm, ReLU, linear, and maybe a batch norm."""
+    """Return `nn.Sequential.forward`, its slow twin, of a head in the fast form.
+
+    A head is linear, batch norm, ReLU, linear, and perhaps a batch norm.
+    """
     linear, norm, _, last, *end = layers
     x = _linear(last, _norm(_linear(linear, x), norm)[0])
     return _norm(x, end[0], act=False)[0] if end else x
 
 
 def _block(block: BasicBlock | Bottleneck, x: Tensor, skip: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-    """A residual block; `x` and `skip` are the same image."""
+    """Run a residual block; `x` and `skip` are the same image."""
     if block.downsample is not None:
         conv, norm = block.downsample
         skip = _norm(_conv(conv, skip), norm, act=False)[0]  # type: ignore[arg-type]
@@ -116,7 +122,7 @@ def _block(block: BasicBlock | Bottleneck, x: Tensor, skip: Tensor, both: bool) 
 def _norm(
     x: Tensor, norm: nn.Module, add: Tensor | None = None, act: bool = True, both: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Batch norm, addition, ReLU. The result comes twice: with `both`, each with a gradient of its own."""
+    """Run batch norm, addition and ReLU, and return the result twice. With `both`, each copy gets its own gradient."""
     from marginlens.kernels.batchnorm import norm_act, supported
 
     assert _mode is not None
@@ -166,9 +172,10 @@ def _conv(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """torch.conv2d whose weight's gradient is computed on the side, beside the backward pass of the layers before.
+    """torch.conv2d that computes its weight's gradient on the side stream, beside the earlier layers' backward pass.
 
-    Where that pass is bound by memory, in batch norms, tensor cores would idle otherwise. Slow twin: torch.conv2d.
+    That pass is often limited by memory, in batch norms, and would leave the tensor cores idle. Slow twin:
+    torch.conv2d.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""A frozen encoder without its batch norms: each is folded into the convolution before it.
+"""A frozen encoder without batch norms: each is folded into the convolution before it.
 
-In eval mode a batch norm is a fixed scale and shift per channel, so w' = scale * w and b' = shift say the same, and a
-convolution with bias, addition and ReLU is one kernel of cuDNN's. Slow twin: `ResNet.forward` in eval mode.
+In eval mode a batch norm is a fixed scale and shift per channel, so w' = scale * w and b' = shift give the same result.
+A convolution with bias, addition and ReLU is then one cuDNN kernel. Slow twin: `ResNet.forward` in eval mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Layer = Callable[[Tensor], Tensor]
 
 
 def folded(net: ResNet, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The encoder as it is now, in eval mode and in `dtype`: images (n, 3, h, w) to features (n, d)."""
+    """Return the encoder's current state in eval mode and `dtype`, as a function from images (n, 3, h, w) to (n, d)."""
     stem = _layer(net.conv1, net.bn1, dtype)
     blocks = [_block(block, dtype) for block in net.blocks]
 
@@ -55,7 +55,7 @@ def _layer(conv: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> Layer:
 
 
 class _Convolution:
-    """A convolution with what follows it folded in."""
+    """A convolution with its batch norm folded in."""
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> None:
         assert norm.running_mean is not None

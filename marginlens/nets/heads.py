@@ -1,8 +1,8 @@
 """The two-layer heads behind an encoder (docs/reference/methods.md): width 2048, output 128, batch norm before ReLU.
 
-The linear layers keep `nn.Linear`'s initialisation. `bias` gives both of a head's linear layers a bias, or neither. In
-front of a batch norm it changes nothing, for the norm subtracts it again; what it does change is the predictor's last
-layer. True is what the measured prototype had; MoCo v3's official heads have none.
+The linear layers keep `nn.Linear`'s initialisation. `bias` applies to both linear layers of a head. A bias in front of
+a batch norm changes nothing, because the norm subtracts it again. It matters only in the predictor's last layer. The
+measured prototype had biases; MoCo v3's official heads do not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marginlens.nets import fast
 
 
 class Head(nn.Sequential):
-    """Linear, batch norm, ReLU, linear, and maybe a batch norm; in their places the fast form takes other norms too."""
+    """Linear, batch norm, ReLU, linear, and perhaps a batch norm. The fast form accepts other norms in their place."""
 
     def forward(self, x: Tensor) -> Tensor:
         if fast.on():
@@ -28,18 +28,18 @@ class Head(nn.Sequential):
 
 
 def projector(in_dim: int, *, hidden: int = 2048, out: int = 128, last_bn: bool = True, bias: bool = True) -> nn.Module:
-    """Linear, batch norm, ReLU, linear: features (n, in_dim) to embeddings (n, out).
+    """Return linear, batch norm, ReLU, linear: features (n, in_dim) to embeddings (n, out).
 
-    `last_bn` ends it in a batch norm without affine parameters, as MoCo v3 does: with it emphasis s = 20 gains, without
-    it s = 20 falls below s = 1.
+    `last_bn` appends a batch norm without affine parameters, as MoCo v3 does. With it emphasis s = 20 gains; without
+    it, s = 20 falls below s = 1.
     """
     return _two_layers(in_dim, hidden, out, last_bn, bias)
 
 
 def predictor(dim: int = 128, *, hidden: int = 2048, last_bn: bool = False, bias: bool = True) -> nn.Module:
-    """Linear, batch norm, ReLU, linear: the student's embeddings (n, dim) to its guess of the teacher's (n, dim).
+    """Return linear, batch norm, ReLU, linear: the student's embeddings (n, dim) to a guess of the teacher's (n, dim).
 
-    `last_bn` ends it as it ends the projector. MoCo v3 has it with a ViT and not with a ResNet.
+    `last_bn` appends the projector's last batch norm. MoCo v3 does so with a ViT, but not with a ResNet.
     """
     return _two_layers(dim, hidden, dim, last_bn, bias)
 

@@ -1,7 +1,7 @@
-"""Residual encoders: images (n, 3, h, w) in, pooled features (n, d) out.
+"""Residual encoders: images (n, 3, h, w) to pooled features (n, d).
 
-Parameters carry torchvision's names and initialisation, so a state dict loads there and here; timm uses the same names.
-What torchvision calls `fc` is missing, because a head belongs to a method and not to its encoder.
+Parameters have torchvision's names and initialisation, which timm shares, so state dicts load in all three. There is no
+`fc`, because a head belongs to a method and not to its encoder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stem:
-    """How an image enters: one convolution, and whether a max-pool(3, 2, 1) follows it."""
+    """The first layer: one convolution, and whether a max-pool(3, 2, 1) follows."""
 
     kernel: int
     stride: int
@@ -36,7 +36,7 @@ STEMS = {
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut; the first one strides."""
+    """Two 3x3 convolutions and a shortcut. The first convolution has the stride."""
 
     expansion = 1
 
@@ -51,7 +51,7 @@ class BasicBlock(nn.Module):
 
     @property
     def pairs(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-        """Its convolutions, each with the batch norm behind it."""
+        """Convolutions with their batch norms."""
         return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the 3x3 strides ("v1.5", as torchvision has it)."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut. The 3x3 has the stride ("v1.5", as in torchvision)."""
 
     expansion = 4
 
@@ -80,7 +80,7 @@ class Bottleneck(nn.Module):
 
     @property
     def pairs(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-        """Its convolutions, each with the batch norm behind it."""
+        """Convolutions with their batch norms."""
         return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ Block = type[BasicBlock] | type[Bottleneck]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Blocks per stage, the first stage's width (doubled by each later one), and the stem when none is asked for."""
+    """Blocks per stage, the first stage's width (each later stage doubles it), and the default stem."""
 
     block: Block
     depths: tuple[int, int, int, int]
@@ -105,7 +105,7 @@ class Architecture:
 
 
 ENCODERS = {
-    # ResNet-10 with a quarter of the width and a pooled stem, for a CPU: batch 256 at 32 px takes one core about 0.2 s
+    # for a CPU: ResNet-10 at a quarter of the width, with a pooled stem; 256 images of 32 px take one core about 0.2 s
     "tiny": Architecture(BasicBlock, (1, 1, 1, 1), width=16, stem="small-pool"),
     "resnet18": Architecture(BasicBlock, (2, 2, 2, 2), width=64, stem="small"),
     "resnet34": Architecture(BasicBlock, (3, 4, 6, 3), width=64, stem="small"),
@@ -114,7 +114,7 @@ ENCODERS = {
 
 
 class ResNet(nn.Module):
-    """A residual network up to its pooled features; `features` is their number, `stem` the stem's name."""
+    """A residual network up to its pooled features. `features` is their number, `stem` the stem's name."""
 
     def __init__(self, architecture: Architecture, stem: str, *, zero_init_residual: bool = False) -> None:
         super().__init__()
@@ -147,11 +147,15 @@ class ResNet(nn.Module):
 
 
 def encoder(name: str, *, stem: str | None = None, zero_init_residual: bool = False) -> ResNet:
-    """A new encoder by name: `tiny`, `resnet18`, `resnet34` or `resnet50`.
+    """Return a new encoder by name: `tiny`, `resnet18`, `resnet34` or `resnet50`.
 
-    `stem` is "small" (3x3, stride 1), "small-pool" (the same, then a max-pool) or "imagenet" (7x7, stride 2, then a
-    max-pool); None is the architecture's own, and `default_stem` knows the one that suits an image size. The weights
-    come from torch's global generator. `zero_init_residual` starts every block as the identity (Goyal et al. 2017).
+    Args:
+        name: Name of the architecture.
+        stem: "small" (3x3, stride 1), "small-pool" (the same, then a max-pool) or "imagenet" (7x7, stride 2, then a
+            max-pool). None means the architecture's own; `default_stem` returns the one for an image size.
+        zero_init_residual: Start every block as the identity (Goyal et al. 2017).
+
+    The weights come from torch's global generator.
     """
     architecture = _known("encoder", name, ENCODERS)
     stem = architecture.stem if stem is None else stem
@@ -160,10 +164,10 @@ def encoder(name: str, *, stem: str | None = None, zero_init_residual: bool = Fa
 
 
 def default_stem(name: str, size: int) -> str:
-    """The stem for images of size x size pixels: as ReSSL's recipe has it up to 64 px, torchvision's beyond 128.
+    """Return the stem for images of size x size pixels: ReSSL's recipe up to 64 px, torchvision's above 128 px.
 
-    CIFAR (32 px) keeps full resolution; STL-10 (64 or 96 px) and Tiny ImageNet (64 px) pool once. `tiny` always
-    pools: at full resolution its step costs a CPU three times as much.
+    CIFAR (32 px) keeps full resolution; STL-10 (64 or 96 px) and Tiny ImageNet (64 px) pool once. `tiny` always pools,
+    because a step at full resolution takes a CPU three times as long.
     """
     _known("encoder", name, ENCODERS)
     check_size(size)
@@ -173,16 +177,16 @@ def default_stem(name: str, size: int) -> str:
 
 
 def check_size(size: int) -> None:
-    """Checks an image's side."""
+    """Raise unless the size is a whole number of pixels, at least 1."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size is {size!r}; it must be a number of pixels, at least 1")
 
 
 def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Loads weights under torchvision's names; `fc.*` is left aside, anything else must fit exactly.
+    """Load weights under torchvision's names. `fc.*` is skipped; everything else must fit exactly.
 
-    Nothing is loaded unless everything fits. Files older than PyTorch 0.4.1, some of torchvision's own among them, lack
-    batch norm's `num_batches_tracked`: it starts at 0, as torch itself has it.
+    Nothing is loaded unless everything fits. Files from before PyTorch 0.4.1, some of torchvision's among them, have no
+    `num_batches_tracked` for batch norm. It then starts at 0, as in torch.
     """
     own = model.state_dict()
     given = {key: value for key, value in state_dict.items() if key in own or not key.startswith("fc.")}
@@ -213,20 +217,20 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _stage(block: Block, inputs: int, width: int, depth: int, stride: int) -> nn.Sequential:
-    """`depth` blocks, of which the first changes width and resolution."""
+    """Return `depth` blocks. The first one changes width and resolution."""
     first = block(inputs, width, stride)
     return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(depth - 1)))
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
-    """A projection where the block changes the shape, and nothing elsewhere."""
+    """Return a projection if the block changes the shape, else None."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
 def _initialise(model: nn.Module, zero_init_residual: bool) -> None:
-    """torchvision's initialisation; batch norm is already 1 and 0."""
+    """Initialise as torchvision does; batch norm is already 1 and 0."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -245,7 +249,7 @@ def _misfit(own: Tensor | None, given: object) -> bool:
 
 
 def _other_type(own: Tensor, given: object) -> bool:
-    """Return True for numbers that are not weights: integers that were quantised, say, mean others than they are."""
+    """True if numbers are not weights: quantised integers, say, mean something else."""
     return isinstance(given, Tensor) and own.is_floating_point() and not given.is_floating_point()
 
 

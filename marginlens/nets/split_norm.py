@@ -1,9 +1,9 @@
-"""Batch norms that see a batch in parts, as they do on several GPUs: split batch norm, in MoCo's code for CIFAR.
+"""Batch norms that see a batch in parts, as on several GPUs: the split batch norm of MoCo's code for CIFAR.
 
-A batch norm over the whole batch is another network than one over its eighths: less noise, and other running
-statistics. What two networks make of the same images must not be normalised with the same companions, or the batch's
-statistics give the pairs away; MoCo shuffles one side for that. Here one side has neighbours in a part, and the other
-every k-th image (`apart`): with k parts of n / k images, two parts share n / k^2 of them, as they would by chance.
+A batch norm over eighths of a batch is another network than one over the whole batch: more noise, other running
+statistics. Two networks must not normalise the same images in the same company, because the batch's statistics would
+give the pairs away. MoCo therefore shuffles one side. Here one side's parts are neighbours, and the other's parts take
+every k-th image (`apart`). With k parts of n / k images, two parts then share n / k^2 images, as by chance.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from marginlens.nets.fast import each
 
 
 def divides(parts: int, images: int) -> bool:
-    """Whether images can be cut into so many equal parts of two or more; one part is all of them, however few."""
+    """True if images can be cut into `parts` equal parts of at least two; one part may have any size."""
     return parts == 1 or (images % parts == 0 and images >= 2 * parts)
 
 
 def part_size(images: int, parts: int) -> int:
-    """How many images there are in a part."""
+    """Return the number of images in a part."""
     if not divides(parts, images):
         raise ValueError(f"there are {images} images; bn_splits={parts} must cut them into equal parts of two or more")
     return images // parts
 
 
 def in_parts(net: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
-    """What `net` makes of x, its batch norms seeing `size` neighbours at a time."""
+    """Return `net` of x, with batch norms that see `size` neighbours at a time."""
     return net(x) if len(x) == size else torch.cat(each(net, x.split(size)))
 
 
 def apart(x: Tensor, parts: int) -> Tensor:
-    """Another order of x, in which a part has every so-manyth image: for the network that is compared with."""
+    """Reorder x so that each part takes every k-th image, for the network on the other side."""
     if parts == 1:
         return x
     moved: Tensor = x.unflatten(0, (-1, parts)).transpose(0, 1).flatten(0, 1)
@@ -44,7 +44,7 @@ def apart(x: Tensor, parts: int) -> Tensor:
 
 
 def together(y: Tensor, parts: int) -> Tensor:
-    """The order before `apart`."""
+    """Undo `apart`."""
     if parts == 1:
         return y
     moved: Tensor = y.unflatten(0, (parts, -1)).transpose(0, 1).flatten(0, 1)
@@ -58,7 +58,10 @@ def embed(
     parts: int,
     moved: Sequence[bool] = (),
 ) -> list[Tensor]:
-    """Return head(backbone(x)) of each view, whose parts are neighbours or, where it is `moved`, come from all over."""
+    """Return head(backbone(x)) of each view.
+
+    A view's parts are neighbours, or spread over the batch if it is `moved`.
+    """
     size = part_size(len(views[0]), parts)
     moved = moved or [False] * len(views)
     seen = [apart(x, parts) if away else x for x, away in zip(views, moved, strict=True)]
@@ -67,12 +70,12 @@ def embed(
 
 
 def count_once(backbone: nn.Module, parts: int) -> None:
-    """Lets the parts of a batch move running statistics as far, together, as the whole batch would."""
+    """Divide the norms' momentum by `parts`, so that a batch moves running statistics as far as without parts."""
     whole("bn_splits", parts)
     for norm in backbone.modules():
         if isinstance(norm, _BatchNorm) and norm.momentum is not None and (parts > 1 or hasattr(norm, "_divided")):
             divided, before = getattr(norm, "_divided", (0.0, 0.0))
-            momentum = float(before if norm.momentum == divided else norm.momentum)  # not twice, by two methods
+            momentum = float(before if norm.momentum == divided else norm.momentum)  # else two methods divide it twice
             norm.momentum = momentum / parts
             vars(norm)["_divided"] = norm.momentum, momentum
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: what to run for each number, what was published, where it stands.
+"""The paper's tables and figures as data: for each number, its settings, its published value and its address.
 
     cell, = find("MoCo/CIFAR10/pos", "tab2")
     cell.settings                           # for marginlens.Pretrain, without a seed
@@ -30,9 +30,10 @@ TABLES: dict[str, Table] = {t.key: t for t in sorted((*tables.TABLES, *hyper.TAB
 
 
 def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Cell, ...]:
-    """The cells whose path matches a pattern such as "MoCo/CIFAR10/*", whatever its case; of one table, or of all.
+    """Return the cells whose path matches a pattern such as "MoCo/CIFAR10/*", in one table or in all. Case is ignored.
 
-    With every reading, a cell that matches comes by all of its own, and "MoCo/*/bn_splits=1" matches one of them alone.
+    With `every_reading`, a matching cell comes with all of its readings. "MoCo/*/bn_splits=1" matches that reading
+    alone.
     """
     if table and table not in TABLES:
         raise ValueError(f"there is no table {quoted(table)}; there are {', '.join(TABLES)}")
@@ -51,12 +52,12 @@ def find(pattern: str, table: str = "", every_reading: bool = False) -> tuple[Ce
     close = [paths[path] for path in get_close_matches(pattern.lower(), paths, n=3, cutoff=0.6)]
     hint = f"near it: {', '.join(close)}" if close else f"paths are method/data/row, such as {cells[0].path}"
     if other := next((read for cell in cells for read in readings(cell) if fits(read)), None):
-        hint = f"{other.path} is another reading of the paper's words; --readings runs those"
+        hint = f"{other.path} is another reading of the paper's words; add --readings to run it"
     raise ValueError(f"no cell of {where} matches {quoted(pattern)}; {hint}")
 
 
 def readings(cell: Cell) -> tuple[Cell, ...]:
-    """The cell by every reading of the paper's words: as it stands, and a cell for each of its alternatives."""
+    """Return the cell by every reading of the paper's words: the cell itself, then one cell for each alternative."""
     others = (
         replace(
             cell,
@@ -71,7 +72,10 @@ def readings(cell: Cell) -> tuple[Cell, ...]:
 
 
 def elsewhere(cell: Cell) -> tuple[Cell, ...]:
-    """Other cells that are the same run, measured the same way: a figure's point may have its number in a table."""
+    """Return other cells that are the same run, measured the same way.
+
+    A figure's point may have its number in a table.
+    """
     if cell.settings is None:
         return ()
     same = (cell.settings, cell.measure, cell.to)

@@ -1,4 +1,4 @@
-"""What the registry is made of: a published number, a cell, a value of a hyper-parameter table, a table or figure."""
+"""The registry's types: a published number, a cell, a value of a hyper-parameter table, a table or figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRINTED = re.compile(r"(\d+\.(\d+))(?: ± (\d+\.\d+))?")
 
 @dataclass(frozen=True)
 class Published:
-    """A number as printed. `spread` is what follows "±": the paper says neither what that is nor of how many seeds."""
+    """A number as printed. `spread` follows "±": the paper does not say what it is, or of how many seeds."""
 
     mean: float
     spread: float | None
@@ -32,7 +32,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper, or one point of a figure: what to run for it, what was published, where it stands."""
+    """One number of the paper, or one point of a figure: its settings, its published value and its address."""
 
     table: str
     path: str
@@ -40,8 +40,9 @@ class Cell:
     row: str
     column: str
     settings: Settings | None = field(hash=False)
-    """Of `Pretrain`, without a seed; None where marginlens cannot run it."""
+    """For `Pretrain`, without a seed. None if marginlens cannot run the cell."""
     why_not: str
+    """Why marginlens cannot run it, or ""."""
     measure: Literal["probe", "transfer"]
     to: str
     """The data set transferred to; "" for a probe."""
@@ -49,21 +50,21 @@ class Cell:
     """None: the number is not in the paper's text."""
     address: str
     ours: bool = False
-    """Whether a swept value (of s, c, m1, the batch size) is our choice, because the paper's text does not give it."""
+    """True if a swept value (s, c, m1, batch size) is our choice, because the paper's text does not give it."""
     at: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The parameters that make this cell, by the paper's symbols (and batch, epochs): a figure's coordinates."""
+    """Parameters of this cell, by the paper's symbols (and batch, epochs): a figure's coordinates."""
     reading: str = ""
-    """Which of the paper's readings this is, by what differs from the first; "" for the first."""
+    """Which of the paper's readings this is, named by its difference from the first; "" for the first."""
 
     @property
     def alternatives(self) -> Mapping[str, Settings]:
-        """Settings for other readings of the paper's words, by what differs; empty where there is one reading."""
+        """Settings of other readings of the paper's words, by their difference; empty if there is one reading."""
         return {} if self.reading or self.settings is None else others(self.settings)
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a hyper-parameter table; None where the table has a dash."""
+    """One value of a hyper-parameter table. None stands for a dash."""
 
     method: str
     data: str
@@ -82,21 +83,21 @@ class Table:
     title: str
     kind: Kind
     caption: str
-    """As printed, mathematics as words."""
+    """As printed, with formulas in words."""
     label: str
-    """Its label in the LaTeX source; two tables have the same."""
+    """The label in the LaTeX source. Two tables have the same one."""
     cells: tuple[Cell, ...]
     note: str
-    """What the paper leaves open here."""
+    """Details that the paper leaves open."""
     values: tuple[Value, ...] = ()
-    """Of a hyper-parameter table."""
+    """Values of a hyper-parameter table."""
     x: str = ""
-    """Of a figure: the key in `Cell.at` of the horizontal axis."""
+    """Key in `Cell.at` of a figure's horizontal axis."""
     series: str = ""
-    """What one line is: a key in `Cell.at`, or "method"."""
+    """Meaning of one line in a figure: a key in `Cell.at`, or "method"."""
     x_log: bool = False
     given: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Where the text gives the values of an axis (a key in `Cell.at`, "method", "data"); an axis not here is ours."""
+    """Where the text gives an axis's values, by key in `Cell.at`, "method" or "data". Other axes are our choice."""
     fixed: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Parameters that the caption fixes."""
 
@@ -106,22 +107,22 @@ class Table:
 
 
 def number(key: str) -> str:
-    """tab2 -> Tab. 2."""
+    """Return a table's name: tab2 -> Tab. 2."""
     return f"{key[:3].capitalize()}. {key[3:]}"
 
 
 def show(value: float) -> str:
-    """A parameter as the paper writes it: 20, 1.0625, inf, 1/3."""
+    """Write a parameter as the paper does: 20, 1.0625, inf, 1/3."""
     return "1/3" if math.isclose(value, 1 / 3) else f"{value:g}"
 
 
 def grid(text: str) -> list[list[str]]:
-    """The cells of a table that is written with | between them."""
+    """Return the cells of a table that is written with | between them."""
     return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
 
 
 def published(text: str) -> Published:
-    """Reads "89.413 ± 0.109" or "68.9"."""
+    """Parse "89.413 ± 0.109" or "68.9"."""
     found = _PRINTED.fullmatch(text)
     if not found:
         raise ValueError(f"{text!r} is not a published number; write it as printed, such as '89.413 ± 0.109'")

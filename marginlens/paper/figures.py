@@ -1,7 +1,7 @@
 """The figures: sweeps behind Figs. 3 to 7, and the maps of Figs. 1, 2 and 8, which need no run.
 
-The paper's source has no figure files, and its text prints none of their values: no cell here has a published number.
-Where the text does not give a grid either, the grid is ours (`Cell.ours`, `Table.given`).
+The paper's source has no figure files, and its text gives none of their values, so no cell here has a published number.
+If the text does not give a grid either, the grid is our choice (`Cell.ours`, `Table.given`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OUR_SCALES = {
     "MoCo": (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0),
     "SimCLR": (1.0, 1.0625, 1.125, 1.25, 1.5, 2.0, 2.5, 4.0),
 }
-"""Our grid of s: every value in Tabs. 6, 7 and 9, what lies between, and one beyond the largest."""
+"""Our grid of s: the values of Tabs. 6, 7 and 9, values between them, and one above the largest."""
 
 OUR_BATCHES = (256, 512, 1024, 2048)
 OUR_BATCH_SCALES = (1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
 OUR_BATCH_DATA = ("CIFAR100",)
-"""Our grid of Fig. 4: from the recipe's batch size upwards, s in steps that a logarithmic axis shows."""
+"""Our grid of Fig. 4: batch sizes from the recipe's upwards, and steps of s for a logarithmic axis."""
 
 OUR_CURVED_SCALES = (1.0, 5.0, 20.0, 40.0)
-"""Our scales of Fig. 6: those of Tab. 7 for MoCo, and two below them."""
+"""Our scales of Fig. 6: MoCo's in Tab. 7, and two below them."""
 
 _UNKNOWN = "The values are not in the text: unknown."
 _PROBE = "By which evaluation the accuracy was measured is not stated; ours is the linear probe."
@@ -40,11 +40,13 @@ _PROBE = "By which evaluation the accuracy was measured is not stated; ours is t
 def _points(
     key: str, methods: Iterable[str], datas: Iterable[str], grid: Iterable[dict[str, float]], ours: Iterable[str]
 ) -> Iterator[Cell]:
-    """One cell for each method, data set and point of the grid; `ours`: the swept parameters that are our choice."""
+    """Yield one cell for each method, data set and point of the grid. `ours` names the swept parameters that are our
+    choice.
+    """
     points = list(grid)
     chosen = set(ours)
     for method, data, at in product(methods, datas, points):
-        # at these two values there is no effect: they are our base line, wherever the grid is from
+        # these two values mean no effect, so they are our base line, whoever chose the grid
         baseline = math.isinf(at.get("c", 1.0)) or at.get("m1") == 0.0
         row, column = f"{method}, {data}", ", ".join(f"{name} = {show(value)}" for name, value in at.items())
         path = "/".join((method, data, *(f"{name}={_plain(value)}" for name, value in at.items())))
@@ -65,7 +67,7 @@ def _points(
 
 
 def _plain(value: float) -> str:
-    """A parameter in a path, where / separates."""
+    """Write a parameter for a path, in which / is a separator."""
     return show(value).replace("1/3", "0.333")
 
 

@@ -1,6 +1,6 @@
 """The hyper-parameter tables (Tabs. 5 to 8), and the ImageNet settings of Appendix C.2.
 
-The home of every value of m1, m2, s and c behind Tabs. 2 to 4: their cells take them from here.
+Every value of m1, m2, s and c behind Tabs. 2 to 4 is here. The cells of those tables read it from here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from marginlens.paper.recipe import DATA
 
 
 def _table(key: str, title: str, caption: str, label: str, columns: dict[str, str], rows: str, note: str = "") -> Table:
-    """A table from its layout: the method stands in the first row of its block; `columns`: symbol -> as printed."""
+    """Build a table from its layout. Each method is named in the first row of its block; `columns` maps symbol to
+    heading.
+    """
     values: list[Value] = []
     printed = ""
     for line in rows.strip().splitlines():
@@ -109,13 +111,13 @@ IMAGENET = {"MoCo": {"s": 10.0, "c": 1.5}, "SimCLR": {"s": 2.0, "c": 1.0}}
 """Appendix C.2: scale and curvature behind Tab. 4."""
 
 IMAGENET_STATED: dict[str, float | str] = {"encoder": "resnet50", "epochs": 100, "probe_epochs": 90, "batch": 4096}
-"""Sec. 5.1 and Appendix C.2; the rest is the official MoCo v3's and SimCLR's, the latter with a two-layer projector."""
+"""Sec. 5.1 and Appendix C.2. The rest is from the official MoCo v3 and SimCLR; SimCLR has a two-layer projector."""
 
 TABLES = (MARGINS, SCALES, CURVES, RATIOS)
 
 
 def given(table: Table, method: str, data: str) -> dict[str, float]:
-    """The values of a hyper-parameter table for a method on a data set, by symbol; a dash gives none."""
+    """Return a table's values for a method on a data set, by symbol. A dash is left out."""
     found = [v for v in table.values if (v.method, v.data) == (method, data)]
     if not found:
         raise ValueError(f"{table.name} has no row for {method} on {data}; its rows are {_rows(table)}")

@@ -1,7 +1,7 @@
-"""What of the paper a run is: a cell as the paper has it, a shorter look at one, or a rehearsal on other data.
+"""Relate a run to the paper's cells: a cell itself ("exact"), a shorter look at one, or a rehearsal on other data.
 
-Neither a shorter look nor a rehearsal may stand beside a published number without its label: whoever shows a run asks
-`match` or `standing` here.
+A shorter look or a rehearsal must never stand beside a published number without its label. So code that shows a run
+asks `match` or `standing` here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from marginlens.settings import build
 
 Label = Literal["exact", "shorter", "rehearsal"]
 REHEARSAL_EPOCHS = 10
-"""Of a rehearsal that does not say how many."""
+"""Default epochs of a rehearsal."""
 _OF_THE_DATA = ("split", "size", "stem", "limit", "warmup")
-"""Settings that belong to a cell's data, and go with them."""
+"""Settings that belong to a cell's data, and change with them."""
 _SWEPT = tuple(name for name in Pretrain.model_fields if name != "epochs")
-"""Settings that a rehearsal keeps where they make the cell, as the batch size makes a point of Fig. 4."""
+"""Settings that a rehearsal keeps if they define the cell, as the batch size does in Fig. 4."""
 
 
 def variants(cell: Cell, epochs: int | None = None, dataset: str | None = None) -> dict[str, Any]:
-    """Settings for `build(Pretrain, ...)`, without a seed: the cell's, or with fewer epochs, or on other data.
+    """Return settings for `build(Pretrain, ...)` without a seed: the cell's, perhaps with fewer epochs or other data.
 
-    Other data bring what their recipe sets (encoder, batch, ...), in place of the cell's; not what the cell sweeps.
+    Other data bring their recipe's settings (encoder, batch, ...) in place of the cell's, except for those that the
+    cell sweeps.
     """
     if cell.settings is None:
         raise ValueError(f"{cell.address} cannot be run: {cell.why_not}")
@@ -44,7 +45,7 @@ def variants(cell: Cell, epochs: int | None = None, dataset: str | None = None) 
         return dict(cell.settings)
     if epochs > own.epochs:
         raise ValueError(
-            f"epochs is {epochs}, and {cell.address} has {own.epochs}: --epochs is for a shorter look; "
+            f"epochs is {epochs}, but {cell.address} has {own.epochs}: --epochs is for a shorter look; "
             f"marginlens sweep runs any settings"
         )
     return dict(cell.settings) | {"epochs": epochs, "warmup": min(own.warmup, epochs // 4)}
@@ -57,7 +58,7 @@ def follows(cell: Cell, dataset: str | None = None, probe_epochs: int | None = N
     if probe_epochs is not None:
         if probe_epochs > (most := getattr(settings, "epochs", 0)):
             raise ValueError(
-                f"probe_epochs is {probe_epochs}, and {cell.address} has {most} on {data}: --probe-epochs is for a "
+                f"probe_epochs is {probe_epochs}, but {cell.address} has {most} on {data}: --probe-epochs is for a "
                 f"shorter look; marginlens sweep runs any settings"
             )
         settings = settings.model_copy(update={"epochs": probe_epochs})
@@ -65,7 +66,7 @@ def follows(cell: Cell, dataset: str | None = None, probe_epochs: int | None = N
 
 
 def match(cell: Cell, run: Run) -> Label | None:
-    """What a run is to a cell, by its settings: any seed, everything else counts."""
+    """Return a run's relation to a cell, by its settings. The seed does not matter; everything else does."""
     if cell.settings is None:
         return None
     own: Pretrain = build(Pretrain, cell.settings)
@@ -79,10 +80,10 @@ def match(cell: Cell, run: Run) -> Label | None:
 
 
 def standing(cell: Cell, run: Run, label: Label) -> list[Evaluation]:
-    """Return those of a run's evaluations that can stand for a cell that it matches, the one that counts first.
+    """Return the run's evaluations that can stand for a matching cell, best first.
 
-    That is the longest probe, which may be shorter than the cell's, and of equals the latest: data of one name may have
-    changed in between.
+    Best is the longest probe, which may be shorter than the cell's. Among equals it is the latest, because data of the
+    same name may have changed in between.
     """
     wanted = follows(cell, run.settings.data if label == "rehearsal" else None)
     most = getattr(wanted.settings, "epochs", 0)
@@ -96,12 +97,12 @@ def standing(cell: Cell, run: Run, label: Label) -> list[Evaluation]:
 
 
 def worth(one: Evaluation) -> tuple[int, bool, str]:
-    """Which of several evaluations counts: the greatest."""
+    """Return a sort key: the greatest evaluation counts."""
     return getattr(one.settings, "epochs", 0), one.numerics == NUMERICS, one.time
 
 
 def _rehearsed(cell: Cell, ran: Pretrain) -> Pretrain | None:
-    """The rehearsal of a cell on a run's data; None where that data cannot carry it."""
+    """Return the rehearsal of a cell on a run's data, or None if the cell's settings do not fit those data."""
     try:
         settings: Pretrain = build(Pretrain, variants(cell, ran.epochs, ran.data))
     except ValueError:
@@ -110,5 +111,5 @@ def _rehearsed(cell: Cell, ran: Pretrain) -> Pretrain | None:
 
 
 def _alike(one: Pretrain | None, other: Pretrain) -> bool:
-    """The same but for the seed."""
+    """True if the settings are the same but for the seed."""
     return one is not None and one.model_copy(update={"seed": other.seed}) == other

@@ -1,9 +1,10 @@
-"""From the paper's words to settings: its names, what it states, and the one reading that we chose.
+"""Translate the paper's words into settings: its names, its stated values, and the reading that we chose.
 
-A cell's settings hold what makes the cell; the rest is the recipe of `marginlens.options`. That recipe already has
-what the paper does not say and its results need (`MoCoV3.recipe`): MoCo v3's projector and predictor end in a batch
-norm without affine parameters (without the projector's, s = 20 loses instead of gaining), and its backbone's batch
-norms see a quarter of the batch at a time (over the whole batch, s = 20 gains less than the paper has).
+A cell's settings hold the values that define the cell; the rest is the laboratory's recipe (`runs/config.py`). That
+recipe includes settings of MoCo v3 that the paper does not state (`MoCoV3.recipe`):
+
+- Projector and predictor end in a batch norm without affine parameters. Without the projector's, s = 20 loses.
+- The backbone's batch norms see a quarter of the batch. With the whole batch, s = 20 gains less than in the paper.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from marginlens import notation
 from marginlens.effects import PLAIN, Attenuation, Emphasis, Kind, Margin, Ratio, Scope
 
 METHODS = {"MoCo": "mocov3", "SimCLR": "simclr", "BYOL": "byol"}
-"""The paper's names, and ours. It writes MoCo and MoCov3 for one method: both are MoCo v3."""
+"""The paper's names, and ours. It uses MoCo and MoCov3 for one method: both are MoCo v3."""
 
 DATA = {"CIFAR10": "cifar10", "CIFAR100": "cifar100", "STL10": "stl10", "TinyImageNet": "tinyimagenet"}
 
 EPOCHS = 200
-"""Of pre-training (Sec. 5.1, Appendix C.1)."""
+"""Epochs of pre-training (Sec. 5.1, Appendix C.1)."""
 
 BATCH = 256
 
@@ -32,27 +33,26 @@ STATED_TAU = {"MoCo": 0.25, "SimCLR": 0.25}
 """Appendix C.1. BYOL's is not stated."""
 
 STATED_PROBE: dict[str, float] = {"epochs": 100, "momentum": 0.9, "lr": 1}
-"""Appendix C.1, the linear layer, for probing and for transfer."""
+"""Appendix C.1: the linear layer, for probing and for transfer."""
 
 RATIO_SCOPE: Scope = "positive"
-"""What the ratio multiplies: the positive's gradient, as in Alg. 4, or the whole row's ("row"), as in Sec. 5.4.
+"""The gradient that the ratio multiplies: the positive's, as in Alg. 4, or the whole row's ("row"), as in Sec. 5.4.
 
-Which one the tables used is not known. Alg. 4 is given "for reproduction", so it is the first reading; the other one is
-in `Cell.alternatives`.
-"""
+The tables do not say which one they used. Alg. 4 is given "for reproduction", so it is the first reading. The other one
+is in `Cell.alternatives`."""
 
 WHOLE_BATCH = {"bn_splits": 1}
-"""The other reading of MoCo v3's batch norms, of which the paper does not speak: over the whole batch."""
+"""The other reading of MoCo v3's batch norms: over the whole batch. The paper does not mention them."""
 
 
 def run(method: str, data: str, effect: str, epochs: int = EPOCHS, batch: int = BATCH) -> dict[str, Any]:
-    """Settings of a pre-training, by the paper's names; what the recipe has anyway is left out."""
+    """Return settings of a pre-training, from the paper's names. Values that equal the recipe's are left out."""
     settings: dict[str, Any] = {"method": METHODS[method], "data": DATA[data], "effect": effect, "epochs": epochs}
     return settings if batch == BATCH else settings | {"batch": batch}
 
 
 def spell(at: Mapping[str, float]) -> str:
-    """The effect with margins m1, m2 or with scale s and curvature c; m1 alone is the ratio's."""
+    """Return the effect with margins m1, m2, or with scale s and curvature c. m1 alone is the ratio's."""
     if "m2" in at:
         return str(Margin(at["m1"], at["m2"]))
     if "m1" in at:
@@ -62,18 +62,20 @@ def spell(at: Mapping[str, float]) -> str:
 
 
 def spell_attenuation(alpha: float, kind: Kind) -> str:
-    """The effect of an attenuation; at alpha = 0 there is none."""
+    """Return the effect of an attenuation, which is plain at alpha = 0."""
     return str(Attenuation(alpha, kind)) if alpha else str(PLAIN)
 
 
 def others(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The other readings of a cell's settings, by what differs: the ratio's scope, MoCo v3's batch norms, and both."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return other readings of a cell's settings by their difference: the ratio's scope, MoCo v3's batch norms, and
+    both.
+    """
+    readings: dict[str, dict[str, Any]] = {}
     if isinstance(ratio := notation.effect(settings.get("effect", "plain")), Ratio):
         scope: Scope = "row" if RATIO_SCOPE == "positive" else "positive"
-        found[f"scope={scope}"] = {**settings, "effect": str(Ratio(ratio.m1, scope))}
+        readings[f"scope={scope}"] = {**settings, "effect": str(Ratio(ratio.m1, scope))}
     if settings.get("method") == METHODS["MoCo"]:
-        said = ", ".join(f"{name}={value}" for name, value in WHOLE_BATCH.items())
-        whole = {f"{what}, {said}": {**of, **WHOLE_BATCH} for what, of in found.items()}
-        found |= {said: {**settings, **WHOLE_BATCH}} | whole
-    return found
+        label = ", ".join(f"{name}={value}" for name, value in WHOLE_BATCH.items())
+        whole = {f"{name}, {label}": {**changed, **WHOLE_BATCH} for name, changed in readings.items()}
+        readings |= {label: {**settings, **WHOLE_BATCH}} | whole
+    return readings

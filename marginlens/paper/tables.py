@@ -1,7 +1,7 @@
 """The result tables as printed: Tabs. 1 to 4, and the 1,000-epoch tables 9 and 10.
 
-Each block has the layout of its table, so that it can be compared by eye. Values of m1, m2, s and c are not here: rows
-take them from the hyper-parameter tables.
+Each block has the layout of its table, so it can be compared by eye. Values of m1, m2, s and c come from the
+hyper-parameter tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = {
     "+ ratio.": ("ratio", RATIOS),
     "+ curv.": ("curv", CURVES),
 }
-"""A row of Tabs. 2 and 3 as printed: its name in a path, and the table that its parameters come from."""
+"""A row of Tabs. 2 and 3 as printed: its name in a path, and the table of its parameters."""
 
 _TARGETS = {"CIFAR100": "CIFAR10", "CIFAR10": "CIFAR100", "TinyImageNet": "STL10", "STL10": "TinyImageNet"}
 """Columns of the transfer tables, in their order: pre-trained on -> target."""
@@ -97,14 +97,14 @@ def _where(key: str, row: str, column: str) -> str:
 
 
 def _columns(measure: Literal["probe", "transfer"]) -> list[tuple[str, str, str]]:
-    """(pre-trained on, the column as printed, our name of the target) of each column."""
+    """Return (pre-trained on, the column as printed, our name of the target) for each column."""
     if measure == "probe":
         return [(data, data, "") for data in DATA]
     return [(data, f"{data} -> {target}", DATA[target]) for data, target in _TARGETS.items()]
 
 
 def _attenuation(key: str, text: str) -> Iterator[Cell]:
-    """At alpha = 0 both types are the plain loss, and the table has one number for them."""
+    """Yield Tab. 1's cells. At alpha = 0 both types are the plain loss, so the table has one number for both."""
     method = ""
     for name, alpha, *numbers in grid(text):
         method = name or method

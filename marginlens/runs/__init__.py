@@ -1,1 +1,1 @@
-"""The run store: a folder of run folders, and what is asked of it. No server, no index: the folders say it all."""
+"""The run store: a folder of run folders, and queries on them. No server and no index: the folders hold everything."""

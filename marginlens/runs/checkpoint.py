@@ -1,8 +1,8 @@
-"""Checkpoints: one safetensors file each, whole or not there at all, its SHA-256 in its name.
+"""Checkpoints: one safetensors file each, written whole or not at all, with its SHA-256 in its name.
 
     step-00001200-5f0c....safetensors     tensors: method.*, optimizer.*, losses; metadata: numbers, as JSON
 
-Reading one executes nothing from it. The last two are kept, so that a damaged one costs a minute, not a run.
+Reading a checkpoint executes nothing. The last two are kept, so a damaged one costs a minute, not a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 
 class _Facts(BaseModel):
-    """Check the numbers in a checkpoint's metadata, which may come from anywhere; a right checksum says nothing."""
+    """Check the numbers in a checkpoint's metadata.
+
+    The file may come from anywhere; a right checksum proves nothing.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -45,7 +48,7 @@ class _Facts(BaseModel):
 
 
 class Checkpoint(NamedTuple):
-    """What was read: tensors by name, and numbers."""
+    """Contents of a checkpoint: tensors by name, and numbers."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -53,9 +56,9 @@ class Checkpoint(NamedTuple):
 
 
 def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write a checkpoint aside, flush it, give it its name, and only then remove the oldest.
+    """Write a checkpoint to a temporary file, flush it, rename it, and only then remove the oldest.
 
-    Its run's folder must be there: one that was moved or removed is not made again.
+    The run's folder must exist. A folder that was moved or removed is not created again.
     """
     folder.mkdir(exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -76,15 +79,15 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, 
 
 
 def names(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
+    """Return the checkpoints in a folder, newest first."""
     found = [(int(m[1]), p) for p in folder.glob("step-*") if (m := _NAME.fullmatch(p.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def newest(folder: Path, run: str) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint of the run, and a line on each newer one that is damaged."""
+    """Return the run's newest whole checkpoint, and a line for each newer one that is damaged."""
     for left in folder.glob(f"*{_PARTIAL}"):
-        if _HALF.fullmatch(left.name):  # a stranger's file of another name stays
+        if _HALF.fullmatch(left.name):  # other names are other programs' files
             left.unlink(missing_ok=True)
     damaged: list[str] = []
     for path in names(folder):
@@ -98,7 +101,7 @@ def newest(folder: Path, run: str) -> tuple[Checkpoint | None, list[str]]:
 
 
 def set_aside(used: Checkpoint) -> None:
-    """Renames what is newer than the checkpoint in use, which is damaged, so that it takes no whole one's place."""
+    """Rename damaged checkpoints that are newer than the one in use, so that they take no whole one's place."""
     for path in names(used.path.parent):
         if path == used.path:
             break
@@ -106,14 +109,14 @@ def set_aside(used: Checkpoint) -> None:
 
 
 class Damaged(ValueError):  # noqa: N818
-    """A checkpoint that is not what was written."""
+    """A checkpoint that differs from the file that was written."""
 
 
 def read(path: Path, run: str = "") -> Checkpoint:
-    """A checkpoint, verified; `run` is the hash of the run that it must belong to."""
+    """Read and verify a checkpoint. `run` is the id of the run that it must belong to."""
     name = _NAME.fullmatch(path.name)
     if name is None:
-        raise ValueError(f"{path} is not a checkpoint of marginlens, whose names are step-NUMBER-SHA256.safetensors")
+        raise ValueError(f"{path} is not a checkpoint of marginlens: names are step-NUMBER-SHA256.safetensors")
     try:
         with opened(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -135,7 +138,7 @@ def read(path: Path, run: str = "") -> Checkpoint:
 
 
 def _check(path: Path, facts: dict[str, Any], step: int) -> None:
-    """Raise unless the numbers in a checkpoint are such as a run writes."""
+    """Raise unless a run could have written these numbers."""
     try:
         known = _Facts(**facts)
     except (ValidationError, TypeError) as error:
@@ -143,12 +146,12 @@ def _check(path: Path, facts: dict[str, Any], step: int) -> None:
         said = f"{'.'.join(map(str, what['loc']))[:60]}: {what['msg']}"
         raise ValueError(f"{path} is not a checkpoint that a run wrote ({said}); remove it") from None
     if known.step != step:
-        raise ValueError(f"{path} is of step {known.step}, and named otherwise; remove it")
+        raise ValueError(f"{path} holds step {known.step}, but its name says another; remove it")
 
 
 @torch.no_grad()
 def fill(own: dict[str, Tensor], checkpoint: Checkpoint) -> None:
-    """Copies a checkpoint's tensors into tensors of the same names, shapes and dtypes; nothing unless all fit."""
+    """Copy a checkpoint's tensors into tensors of the same names, shapes and dtypes. Copy nothing unless all fit."""
     given = checkpoint.tensors
     odd = sorted(own.keys() ^ given.keys())
     odd += [n for n in own if n in given and (own[n].shape, own[n].dtype) != (given[n].shape, given[n].dtype)]
@@ -162,7 +165,7 @@ def fill(own: dict[str, Tensor], checkpoint: Checkpoint) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut."""
+    """Flush a folder, so that a rename survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""`marginlens runs`, and `runs show`, `compare`, `prune`, `add`: docstrings are what --help prints."""
+"""`marginlens runs`, and `runs show`, `compare`, `prune`, `add`. --help prints these docstrings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from marginlens.settings import Settings
 
 
 class StorePlace(Settings):
-    """Where the runs are."""
+    """The store."""
 
     runs: str = Field("runs", description="Folder of runs.")
 
 
 class Choice(StorePlace):
-    """Which of them."""
+    """The runs to choose."""
 
     where: tuple[str, ...] = Field(
         (), description="Only runs that meet these, e.g. data=cifar10 'effect=emphasis*' 'epochs>=100' state=complete."
@@ -37,20 +37,20 @@ class Choice(StorePlace):
 
 
 class ListPlace(Choice):
-    """In which order."""
+    """Their order."""
 
     sort: str = Field("name", description="The field to sort by, such as loss, knn, probe, started or a setting.")
-    reverse: bool = Field(False, description="The greatest first.")
+    reverse: bool = Field(False, description="Sort in descending order.")
 
 
 class PrunePlace(Choice):
-    """What to remove."""
+    """The things to remove."""
 
     failed: bool = Field(False, description="Runs that failed.")
-    interrupted: bool = Field(False, description="Runs that were interrupted, which --resume could have gone on with.")
+    interrupted: bool = Field(False, description="Interrupted runs, which --resume could continue.")
     weights: bool = Field(False, description="Weights of complete runs; their records stay.")
-    older_than: float = Field(0.0, ge=0, description="Only runs in which nothing was written for so many days.")
-    yes: bool = Field(False, description="Remove them; otherwise it is only said what would be removed.")
+    older_than: float = Field(0.0, ge=0, description="Only runs unchanged for this many days.")
+    yes: bool = Field(False, description="Remove them; without this, only list them.")
 
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ DAY = 86_400
 
 
 def runs(settings: OmitArgPrefixes[ListOptions]) -> None:
-    """Lists the runs of a store: their state, how far they came, what they are worth.
+    """List the runs of a store: state, progress and results.
 
-    A folder that is no run, or a damaged one, is said in a line of its own, and the exit code is then 2. Besides:
-    marginlens runs show, compare, prune and add, each with --help. For example:
+    A folder that is not a run, or is damaged, gets a line of its own, and the exit code is then 2. See also marginlens
+    runs show, compare, prune and add, each with --help. For example:
 
         marginlens runs --runs ~/runs --where data=cifar10 'effect=emphasis*' 'epochs>=100' state=complete
 
@@ -98,7 +98,7 @@ def runs(settings: OmitArgPrefixes[ListOptions]) -> None:
 
 
 def show(run: Positional[str], settings: OmitArgPrefixes[StoreOptions]) -> None:
-    """Says all about one run: settings, results, evaluations, where it ran, and the command that makes it.
+    """Show one run: settings, results, evaluations, where it ran, and the command that makes it.
 
     For example:
 
@@ -117,7 +117,7 @@ def show(run: Positional[str], settings: OmitArgPrefixes[StoreOptions]) -> None:
 
 
 def compare(run: Positional[tuple[str, ...]], settings: OmitArgPrefixes[StoreOptions]) -> None:
-    """Lays runs side by side: the settings in which they differ, and what came of them.
+    """Compare runs side by side: the settings that differ, and the results.
 
     For example:
 
@@ -129,16 +129,16 @@ def compare(run: Positional[tuple[str, ...]], settings: OmitArgPrefixes[StoreOpt
 
     def act(place: StorePlace) -> dict[str, Any]:
         if len(run) < 2:
-            raise ValueError(f"{len(run)} run is given; two or more can be compared: marginlens runs compare A B")
+            raise ValueError(f"got {len(run)} run; give at least two: marginlens runs compare A B")
         return texts.comparison(find(run, place.runs))
 
     perform((StorePlace,), dict(settings), act, texts.compared)
 
 
 def prune(run: Positional[tuple[str, ...]] = (), *, settings: OmitArgPrefixes[PruneOptions]) -> None:
-    """Says which failed or interrupted runs, or weights of complete ones, it would remove; with --yes, removes them.
+    """List failed or interrupted runs, and weights of complete ones, that can be removed; with --yes, remove them.
 
-    A run that is running, a folder that is no run and a damaged one are never touched. For example:
+    Never touches running runs, damaged folders, or folders that are not runs. For example:
 
         marginlens runs prune
 
@@ -149,16 +149,14 @@ def prune(run: Positional[tuple[str, ...]] = (), *, settings: OmitArgPrefixes[Pr
         marginlens runs prune 1a2b3c4d5e --yes
 
     Args:
-        run: Runs to remove whole, complete or not: folders, names, ids. With --weights, only the weights of these.
+        run: Runs to remove whole, complete or not: folders, names, ids. With --weights, only their weights.
     """
     bad: list[str] = []
 
     def act(place: PrunePlace) -> dict[str, Any]:
         kinds = [name for name in ("failed", "interrupted", "weights") if getattr(place, name)]
         if place.yes and not kinds and not run:
-            raise ValueError(
-                "--yes does not say what to remove; name runs, or add --failed, --interrupted or --weights"
-            )
+            raise ValueError("--yes needs something to remove; name runs, or add --failed, --interrupted or --weights")
         found = find(run, place.runs) if run else store.scan(place.runs)
         bad.extend(one.why for one in found if isinstance(one, Unreadable))
         plan = _plan(store.readable(found), place, kinds, bool(run))
@@ -170,10 +168,10 @@ def prune(run: Positional[tuple[str, ...]] = (), *, settings: OmitArgPrefixes[Pr
 
 
 def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOptions]) -> None:
-    """Copies the records of runs made elsewhere into a store; weights stay where they are.
+    """Copy the records of runs made elsewhere into a store. Weights stay where they are.
 
-    Each is there whole afterwards, or not at all. A run that is there already is completed by what it lacks; one that
-    came out otherwise there is refused. For example:
+    Each run is added whole or not at all. A run that is already there gets its missing records; one with another
+    outcome is refused. For example:
 
         marginlens runs add /mnt/cluster/runs/* --runs ~/runs
 
@@ -184,7 +182,7 @@ def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOpt
 
     def act(place: StorePlace) -> dict[str, Any]:
         if not folder:
-            raise ValueError("no folder is given; marginlens runs add FOLDER, a run's folder made elsewhere")
+            raise ValueError("no folder is given; name a run's folder: marginlens runs add FOLDER")
         done: dict[str, list[str]] = {"added": [], "completed": [], "there_already": []}
         for path in folder:
             try:
@@ -199,7 +197,7 @@ def add(folder: Positional[tuple[Path, ...]], settings: OmitArgPrefixes[StoreOpt
 
 
 def _add(path: Path, home: Path) -> tuple[str, Path]:
-    """Adds a run, and says what that was: added, completed, or there already."""
+    """Add a run, and return "added", "completed" or "there_already", with its folder."""
     source = expanded(path).resolve()
     if not (source / "config.json").exists() and any(source.glob("*/config.json")):
         raise ValueError(f"{path} is a store, not a run's folder; give the runs in it: {shlex.quote(str(path))}/*")
@@ -221,15 +219,15 @@ def _added(found: dict[str, Any]) -> str:
 
 
 def _plan(runs: Iterable[Run], place: PrunePlace, kinds: list[str], named: bool) -> list[dict[str, Any]]:
-    """What would be removed: each step with its entry, what of it, and its bytes."""
+    """Return the steps that remove runs or weights, each with its run, its kind and its bytes."""
     chosen = conditions(place.where)
     before, asked = time.time() - place.older_than * DAY, kinds or ["failed", "interrupted", "weights"]
     plan = []
-    for run in {run.path: run for run in runs}.values():  # once, though it is named twice
+    for run in {run.path: run for run in runs}.values():  # once, even if it was named twice
         if not chosen(run) or (place.older_than and run.changed > before):
             continue
         if run.path.is_symlink() and not named:
-            continue  # what it leads to belongs to another store
+            continue  # its target belongs to another store
         if named and not kinds:
             if run.state == "running":
                 raise ValueError(f"{run.path} is running, and is left alone; stop it first")
@@ -246,7 +244,7 @@ def _plan(runs: Iterable[Run], place: PrunePlace, kinds: list[str], named: bool)
 
 
 def _remove(plan: list[dict[str, Any]], bad: list[str]) -> list[dict[str, Any]]:
-    """Removes what was planned; what has become another thing since is left alone, and said."""
+    """Carry out the plan. Runs that have changed since are left alone, and reported."""
     done = []
     for step in plan:
         run = step.pop("of")
@@ -272,9 +270,9 @@ def _pruned(found: dict[str, Any]) -> str:
 
 
 def _end(lines: Iterable[str]) -> None:
-    """What was bad, a line each, after all that was good; then the exit code of bad input."""
-    said = list(lines)
-    for line in said:
+    """Report bad folders, a line each, after the good ones, and exit with the code of bad input."""
+    bad = list(lines)
+    for line in bad:
         complain(line)
-    if said:
+    if bad:
         sys.exit(2)

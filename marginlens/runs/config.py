@@ -1,7 +1,7 @@
-"""Settings of each command: typed, frozen, final. What is printed is what runs.
+"""Settings of each command: typed, frozen and final. Printed settings are the settings that run.
 
-A field that is not given takes the recipe's value: the data set's (`data/sources.py`), else the method's (its class),
-else the one written here. The recipe is ReSSL's small-image one, on which the paper builds.
+A setting that is not given takes the data set's recipe (`data/sources.py`), else the method's (its class), else the
+default here. The defaults follow ReSSL's recipe for small images, on which the paper builds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from marginlens.settings import LARGEST, SMALLEST, Scale, Settings, build, known
 
 
 def _count(value: Any) -> int:
-    """The whole number above 0 that a value stands for, as pydantic reads it; 0 for all else (refused later)."""
+    """Return the whole number above 0 that pydantic would read from a value; 0 for everything else, which is refused
+    later.
+    """
     try:
         return max(0, int(float(value))) if float(value).is_integer() else 0
     except (TypeError, ValueError, OverflowError):
@@ -42,11 +44,11 @@ METHOD_SETTINGS = {
     "ema": "momentum",
     "ema_schedule": "momentum",
 }
-"""Settings that are for a method to take, and its argument that says whether it does."""
+"""Settings that only some methods take, with the method's argument that shows whether it does."""
 
 
 def takes(method: str, name: str) -> bool:
-    """Whether a setting means something to a method: one that is its to take must be among its arguments."""
+    """True if a setting applies to a method: a method's setting must be among its arguments."""
     return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in _arguments(METHODS[method])  # type: ignore[arg-type]
 
 
@@ -59,7 +61,7 @@ _OF_DATA = recipes("pretrain")
 
 
 def method_recipe(name: str) -> dict[str, Any]:
-    """Return the settings that a method asks for."""
+    """Return a method's own defaults."""
     return dict(getattr(METHODS.get(name), "recipe", {}))
 
 
@@ -80,11 +82,11 @@ NEUTRAL: dict[str, Any] = {
     "blur": 0.5,
     "amp": "auto",
 }
-"""Settings that are left out of the hash at this value. A frozen meaning, whatever a default may become."""
+"""Settings left out of the hash at this value. These values never change, even if a default does."""
 
 
 class Pretrain(Settings):
-    """What determines the result of a pre-training, and nothing else."""
+    """The settings that determine the result of a pre-training, and no others."""
 
     neutral = NEUTRAL
     recipes = {name: method_recipe(name) for name in METHODS} | recipes("pretrain")
@@ -134,7 +136,7 @@ class Pretrain(Settings):
     @model_validator(mode="before")
     @classmethod
     def _recipe(cls, given: Any) -> Any:
-        """Fills in what the recipe says of a data set and of a method."""
+        """Fill in the recipes of the data set and of the method."""
         if not isinstance(given, Mapping):
             return given
         method = str(given.get("method", cls.model_fields["method"].default))
@@ -168,7 +170,7 @@ class Pretrain(Settings):
     @field_validator("effect", mode="before")
     @classmethod
     def _effect(cls, value: Any) -> Any:
-        """One spelling for one effect."""
+        """Give each effect one spelling."""
         if not isinstance(value, str) and not hasattr(value, "log_weights"):
             raise ValueError(f"effect is {value!r}; it must be text such as 'emphasis(s=5)'")
         return str(ml.effect(str(value)))
@@ -195,17 +197,17 @@ class Pretrain(Settings):
 
 
 NUMERICS = 1
-"""Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
+"""Raised when the same settings start to give other numbers: views, initialisation, loss, schedule, order."""
 
 
 def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
-    """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
+    """Return an evaluation's file name: its kind, its data, and ten digits of everything that determines it."""
     known = digits([kind, fingerprint, NUMERICS, _telling(settings)])
     return f"{kind}-{data}-{known}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
-    """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
+    """Return the facts to hash: settings that are not neutral, content of data and weights, version of the numerics."""
     kept = _telling(settings)
     if not takes(settings.method, "ema"):
         del kept["ema"]  # it has no teacher
@@ -215,23 +217,25 @@ def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
 
 
 def _telling(settings: Settings) -> dict[str, Any]:
-    """The settings that are not at their neutral value."""
+    """Return the settings that are not neutral."""
     values, neutral = settings.model_dump(mode="json"), settings.neutral
     return {name: value for name, value in values.items() if name not in neutral or value != neutral[name]}
 
 
 def identify(settings: Pretrain, fingerprint: str) -> str:
-    """The run's id: ten digits of its facts."""
+    """Return the run's id: ten digits of its facts."""
     return digits(facts(settings, fingerprint))
 
 
 def digits(known: Any) -> str:
-    """Ten hexadecimal digits that stand for what JSON can hold."""
+    """Return ten hexadecimal digits of a JSON value's hash."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, Any]) -> str:
-    """What was changed since these facts were held: an id is their hash, and they are those of settings and data."""
+    """Return what changed since these facts were hashed, or "". The id must be their hash, and they must match the
+    settings.
+    """
     if (proper := digits(held)) != id_:
         return f"its id is {id_[:100]!r}, and its identity's is {proper}"
     if held.get("data") != fingerprint or not isinstance(held.get("numerics"), int):
@@ -240,33 +244,33 @@ def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, A
 
 
 def _same_settings(settings: Pretrain, held: Any) -> bool:
-    """Whether what was hashed is what these settings say; weights are hashed by their content, which may be gone."""
+    """True if the hashed settings are these settings. Weights are hashed by content, and their file may be gone."""
     if not isinstance(held, dict) or ("weights" in held) != bool(settings.weights):
         return False
     plain = settings.model_copy(update={"weights": ""}) if settings.weights else settings
     kept = {name: value for name, value in held.items() if name != "weights"}
     if facts(plain, "")["settings"] == kept:
         return True
-    try:  # as this version reads it: an older one may have spelled an effect otherwise
+    try:  # built again, because an older version may have spelled an effect differently
         return bool(build(Pretrain, NEUTRAL | {"ema": plain.ema} | kept) == plain)
     except ValueError:
         return False
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:
-    """The name of its folder."""
+    """Return the name of a run's folder."""
     return name_of(settings, identify(settings, fingerprint))
 
 
 def name_of(settings: Pretrain, id_: str) -> str:
-    """A folder's name that says what the run is: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
+    """Return a folder name that describes the run: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
     effect = re.sub(r"[^\w.]+", "-", settings.effect.replace("=", "")).strip("-")
     words = (settings.method, settings.data, settings.encoder, effect[:40], f"seed{settings.seed}")
     return "-".join([*words, id_])
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return a file's SHA-256."""
     try:
         with opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

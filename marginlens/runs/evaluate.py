@@ -1,4 +1,4 @@
-"""Measure a run: what was measured before is found again, what is new is kept in its folder.
+"""Measure a run. Earlier results are read from its folder; new results are stored there.
 
 The backbone is frozen: eval mode, no gradients, and its checksum is compared before and after.
 """
@@ -34,13 +34,13 @@ S = TypeVar("S", bound=Settings)
 
 
 class Wanted(Settings):
-    """An evaluation that a run is to have."""
+    """An evaluation that a run should have."""
 
     kind: str
     data: str
     settings: SerializeAsAny[Settings]
     beside: Rates = ()
-    """Learning rates to try beside its own, on the same crops."""
+    """More learning rates to try on the same crops."""
 
     @field_validator("settings", mode="before")
     @classmethod
@@ -49,12 +49,12 @@ class Wanted(Settings):
 
     @property
     def name(self) -> str:
-        """Short, for the terminal."""
+        """A short name for the terminal."""
         return f"{self.kind} to {self.data}" if evals.get(self.kind).elsewhere else self.kind
 
     @property
     def several(self) -> list[Settings]:
-        """Its settings at its own rate, and at those beside it."""
+        """Its settings at its own rate, and at the others."""
         return at_rates(self.settings, self.beside)
 
 
@@ -70,16 +70,18 @@ def evaluate(
     beside: Sequence[float] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Measure a run by the evaluation of that name, on the data it learned from or, where it asks for it, on others.
+    """Measure a run with the evaluation `name`, and store the result in the run's folder.
 
-    The result is kept in the run's folder, and found there again. What the settings leave open is as the recipe of the
-    data has it. `beside`: learning rates at which further layers learn from the same crops, for little more time. Each
-    is kept as the probe that it is, and the result has their top-1 by rate under "beside", and under "beside_diverged"
-    the rates whose top-1 says nothing.
+    A stored result is returned without measuring again, unless `again`. Settings that are not given follow the recipe
+    of the data. `to` names other data, for evaluations such as "transfer".
+
+    `beside` adds learning rates: one more layer each, on the same crops, for little more time. Each is stored as a
+    probe of its own. The result has their top-1 by rate under "beside". "beside_diverged" lists the rates that
+    diverged, whose top-1 says nothing.
     """
     run, evaluation = open_run(run), evals.get(name)
     if evaluation.elsewhere and not to:
-        raise ValueError(f"{name} needs other data than the run learned from; say which")
+        raise ValueError(f"{name} needs other data than the run learned from; name them with to=")
     if not evaluation.elsewhere and to:
         raise ValueError(f"{name} is measured on the data that the run learned from, not on {to!r}")
     if settings is not None and not isinstance(settings, evaluation.settings):
@@ -89,7 +91,7 @@ def evaluate(
     feed = open_feed(data, choose_device(device), workers)
     if not to and feed.fingerprint != run.data:
         raise ValueError(
-            f"{data} is not what {run.path} learned from: its content has changed since; "
+            f"the content of {data} has changed since {run.path} learned from it; "
             f"prepare it as it was, or use marginlens transfer --to {data}"
         )
     wanted = build(Wanted, {"kind": name, "data": data, "settings": chosen, "beside": tuple(beside)})
@@ -106,7 +108,7 @@ def probe(
     beside: Sequence[float] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train a linear layer on a run's frozen backbone, on the data it learned from; see `evaluate`."""
+    """Train a linear layer on a run's frozen backbone, on the data it learned from. See `evaluate`."""
     at: dict[str, Any] = {"device": device, "workers": workers, "again": again, "beside": beside, "quiet": quiet}
     return evaluate(run, "probe", settings, **at)
 
@@ -122,7 +124,7 @@ def transfer(
     beside: Sequence[float] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train the layer on other data, which are normalised by their own mean and std; see `evaluate`."""
+    """Train the layer on other data, normalised by their own mean and std. See `evaluate`."""
     at: dict[str, Any] = {"device": device, "workers": workers, "again": again, "beside": beside, "quiet": quiet}
     return evaluate(run, "transfer", settings, to=to, **at)
 
@@ -136,28 +138,28 @@ def knn(
     again: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Classify by nearest neighbours, on the data that a run learned from; see `evaluate`."""
+    """Classify by nearest neighbours, on the data that the run learned from. See `evaluate`."""
     return evaluate(run, "knn", settings, device=device, workers=workers, again=again, quiet=quiet)
 
 
 def at_rates(settings: S, beside: Sequence[float]) -> list[S]:
-    """Return the settings of an evaluation, and the same at other learning rates."""
+    """Return an evaluation's settings, then the same at other learning rates."""
     return [settings, *(build(type(settings), settings.model_dump() | {"lr": rate}) for rate in beside)]
 
 
 def missing(several: Sequence[S], kept: Mapping[S, Evaluation]) -> list[S]:
-    """Return the settings without a record, but for learning rates at which a layer was lost beside one of these."""
+    """Return the settings without a record, except for rates that diverged to NaN beside a recorded one."""
     lost = {rate for record in kept.values() for rate in record.lost}
     return [one for one in several if one not in kept and getattr(one, "lr", None) not in lost]
 
 
 def to_lower(device: torch.device) -> str:
-    """Return what to change where memory runs out."""
+    """Return the options to change if memory runs out."""
     return "--size, or take --device cpu" if device.type != "cpu" else "--size, or close other programs"
 
 
 def _evaluate(run: Run, wanted: Wanted, feed: Feed, again: bool, quiet: bool) -> dict[str, Any]:
-    """Measure what was not measured before, keep each record in the run's folder, return that of the first."""
+    """Measure what is missing, store each record in the run's folder, and return the first one's."""
     folder = run.path / "evaluations"
     files = {one: folder / evaluation_name(wanted.kind, wanted.data, feed.fingerprint, one) for one in wanted.several}
     display = Display(wanted.kind, epochs := getattr(wanted.settings, "epochs", 1), epochs, quiet)
@@ -167,10 +169,10 @@ def _evaluate(run: Run, wanted: Wanted, feed: Feed, again: bool, quiet: bool) ->
         return missing(list(files), kept)
 
     if due():
-        # nobody removes the weights meanwhile, nor measures the same
+        # locked, so that no other process removes the weights or measures the same
         with work.locked(run) as hold, _still_there(hold):
             facts = {"kind": wanted.kind, "run": run.id, "data": wanted.data, "data_fingerprint": feed.fingerprint}
-            left = due()  # without what was measured by whoever held it until now
+            left = due()  # again, because another process may have measured some before we got the lock
             for one, found in (_measured(run, wanted.kind, feed, left, display) if left else {}).items():
                 hold.check()
                 with disk(files[one], f"top-1 is {found['top1']:.2f} %, and could not be kept", then="measure again"):
@@ -179,7 +181,7 @@ def _evaluate(run: Run, wanted: Wanted, feed: Feed, again: bool, quiet: bool) ->
         display.say(f"measured before: {files[wanted.settings]}")
     if not files[wanted.settings].exists():
         raise Stopped(
-            f"the {wanted.kind} diverged (NaN) at this learning rate, not at one beside it; lower its learning rate"
+            f"the {wanted.kind} diverged (NaN) at this learning rate, but not at another; lower its learning rate"
         )
     first, *rest = (run.evaluation(path) for path in files.values() if path.exists())
     found = first.plain()
@@ -192,7 +194,7 @@ def _evaluate(run: Run, wanted: Wanted, feed: Feed, again: bool, quiet: bool) ->
 
 @contextmanager
 def _still_there(hold: work.Hold) -> Iterator[None]:
-    """Report that the run's folder was moved, if it was, in place of whatever else went wrong then."""
+    """Report a moved run's folder in place of any other error."""
     try:
         yield
     finally:
@@ -202,7 +204,7 @@ def _still_there(hold: work.Hold) -> Iterator[None]:
 def _measured(
     run: Run, kind: str, feed: Feed, several: Sequence[Settings], display: Display
 ) -> dict[Settings, dict[str, Any]]:
-    """Return what evaluations find, how long they took and where; the backbone must come out of it as it went in."""
+    """Return the numbers of evaluations, with time and place. Raise if the backbone changed."""
     backbone, device = placed(load_backbone_of(run), feed.device), feed.device
     folder = run.path / "evaluations"
     with disk(folder, "nothing was measured yet", then="measure again"):
@@ -216,7 +218,7 @@ def _measured(
         raise RuntimeError("the evaluation changed the backbone; this is a bug, and its result is not recorded")
     last: dict[str, Any] = {"seconds": time.monotonic() - begin, "environment": environment(device)}
     if lost := [getattr(one, "lr", None) for one in several if one not in found]:
-        last["lost"] = lost  # nobody has to try them again
+        last["lost"] = lost  # so that nobody tries them again
     return {
         one: {"settings": one.model_dump(mode="json"), "backbone_sha256": before} | numbers | last
         for one, numbers in found.items()

@@ -1,4 +1,4 @@
-"""Taking a representation home: features of any images, and the backbone's weights with a card."""
+"""Export a representation: features of any images, and the backbone's weights with a model card."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def embed(
     device: str = "auto",
     workers: int = 2,
 ) -> dict[str, Any]:
-    """Writes the features of a folder of images, or of a prepared data set, as safetensors.
+    """Write the features of a folder of images, or of a prepared data set, as safetensors.
 
-    `features` (n, d) and, where there are labels, `labels` (n,); row by row the files' names are in a text file beside
-    it. Images are normalised as in pre-training. `split` is the first one there is, unless given.
+    The file has `features` (n, d) and, if there are labels, `labels` (n,). A text file beside it lists the images'
+    names, row by row. Images are normalised as in pre-training. `split` defaults to the first split.
     """
     run, path = open_run(run), _free(out, ".files.txt")
     where = choose_device(device)
@@ -70,7 +70,7 @@ def embed(
 
 
 def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
-    """Writes the backbone's weights as safetensors under torchvision's names, and a model card beside them."""
+    """Write the backbone's weights as safetensors under torchvision's names, with a model card beside them."""
     run, path = open_run(run), _free(out, ".md")
     backbone, settings = load_backbone_of(run), run.settings
     facts = {
@@ -92,7 +92,7 @@ def export(run: Run | str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def reproducible(content: bytes) -> bytes:
-    """Return a safetensors file with its header in one order: the library writes metadata in any."""
+    """Return a safetensors file with a sorted header, because the library writes metadata in any order."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     metadata = dict(sorted(header.pop("__metadata__", {}).items()))
@@ -103,7 +103,7 @@ def reproducible(content: bytes) -> bytes:
 
 
 def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str:
-    """What someone who is handed the weights must know, as Markdown."""
+    """Return, as Markdown, the facts that a user of the weights needs."""
     settings, result = run.settings, run.result
     rows = [("method", settings.method), ("effect", f"`{settings.effect}`"), ("data", _escaped(settings.data))]
     rows += [("images", f"{result.images:,}"), ("epochs", str(settings.epochs)), ("batch", str(settings.batch))]
@@ -139,7 +139,7 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
             "",
             f'model = encoder("{settings.encoder}", stem="{facts["stem"]}")',
             f"load_backbone(model, load_file({file!a}))",
-            "model.eval()  # or its batch norms go on learning",
+            "model.eval()  # or its batch norms keep learning",
             f"mean, std = torch.tensor({facts['mean']}), torch.tensor({facts['std']})",
             f"images = torch.rand(4, 3, {settings.size}, {settings.size})  # yours: RGB in [0, 1]",
             "features = model((images - mean[:, None, None]) / std[:, None, None])",
@@ -156,27 +156,27 @@ def model_card(run: Run, file: str, facts: dict[str, str], checksum: str) -> str
 
 
 def _escaped(name: str) -> str:
-    """Return a name as Markdown that shows just this name: names come from folders, and may hold anything."""
+    """Return a name escaped for Markdown. Names come from folders, and may hold anything."""
     plain = legible(name).replace("\n", "\\n").replace("\t", "\\t")
     return re.sub(r"([\\`*_{}\[\]<>()#+!|&~-])", r"\\\1", plain) if _MARKUP.search(plain) else plain
 
 
 _MARKUP = re.compile(r"[\\`*{}\[\]<>#!|&~]|__|^[-+]|\]\(")
-"""Characters that Markdown may take for markup; a hyphen or an underscore inside a word is harmless."""
+"""Characters that Markdown may take for markup. A hyphen or an underscore inside a word is harmless."""
 
 
 def _how(found: Evaluation) -> str:
     how, holdout = evals.get(found.kind).how(found), getattr(found.settings, "holdout", 0)
     how += f", on {holdout} images kept back from training" if holdout else ""
-    return f"{how}; it diverged, and says nothing of the backbone" if found.diverged else how
+    return f"{how}; it diverged, and says nothing about the backbone" if found.diverged else how
 
 
 @contextmanager
 def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Iterator[tuple[Feed, list[str]]]:
-    """A folder, indexed for the moment, or a prepared data set; and the images that were left out."""
+    """Yield a folder, indexed on the fly, or a prepared data set, and the images that were skipped."""
     path = expanded(data)
     if path.is_dir() and "/" not in data and exists(data):
-        raise DataError(f"{data} is a folder here and a prepared data set; write ./{data} for the folder, or rename it")
+        raise DataError(f"{data} is both a folder and a prepared data set; write ./{data} for the folder, or rename it")
     if not path.is_dir():
         if data not in SOURCES and not exists(data):
             raise DataError(f"{data} is neither a folder with images nor a prepared data set (marginlens data list)")
@@ -187,18 +187,18 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
 
 
 def _free(out: str | Path, beside: str) -> Path:
-    """The file to write, if neither it nor what is written beside it is there, and something can be written there."""
+    """Return the file to write. Raise if the file or its companion exists, or the folder is not writable."""
     path = expanded(out)
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is written as safetensors; give --out a name that ends in .safetensors")
     for file in (path, path.with_suffix(beside)):
         if os.path.lexists(file):
-            raise ValueError(f"{file} is there already; remove it, or give --out another name")
+            raise ValueError(f"{file} exists already; remove it, or give --out another name")
     with writing(path, "--out"), tempfile.TemporaryFile(dir=path.parent):
         return path
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, and that takes no other's place."""
+    """Write a file whole or not at all, and never over another."""
     with writing(path, "--out"):
         put_new(path, content)

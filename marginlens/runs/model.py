@@ -1,4 +1,4 @@
-"""From settings to a method and its views, and from a run to what it has learned."""
+"""Build a method and its views from settings, and load a run's trained weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from marginlens.runs.run import Run
 
 
 def make_encoder(settings: Pretrain) -> ResNet:
-    """The encoder that a run with these settings starts from."""
+    """Return the encoder that a run with these settings starts from."""
     with seeded(settings.seed):
         return _encoder(settings)
 
 
 def make_method(settings: Pretrain) -> Method:
-    """The method that a run with these settings starts from: a function of the settings alone."""
+    """Return the method that a run with these settings starts from. It depends on the settings alone."""
     with seeded(settings.seed):
         found: Method = METHODS[settings.method](_encoder(settings), **_arguments(settings))
     return found
@@ -51,7 +51,7 @@ def _arguments(settings: Pretrain) -> dict[str, Any]:
 
 
 def make_views(settings: Pretrain, feed: Feed) -> tuple[View, View]:
-    """The strong and the weak view."""
+    """Return the strong and the weak view."""
     scale, size = settings.crop_scale, settings.size
     return (
         replace(strong(size, feed.mean, feed.std), scale=scale, blur=settings.blur),
@@ -60,9 +60,9 @@ def make_views(settings: Pretrain, feed: Feed) -> tuple[View, View]:
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file."""
+    """Return the tensors of a safetensors file."""
     try:
-        opened(path).close()  # a pipe or a device would never end
+        opened(path).close()  # raises for a pipe or a device, which would never end
         return load_file(path)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; give --weights a safetensors file") from None
@@ -87,7 +87,7 @@ def load_method_of(run: Run, saved: checkpoint.Checkpoint | None = None) -> Meth
 
 
 def fingerprint(module: nn.Module) -> str:
-    """SHA-256 over every parameter and buffer, batch norm's statistics included."""
+    """Return a SHA-256 over every parameter and buffer, batch norm's statistics included."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
@@ -96,7 +96,7 @@ def fingerprint(module: nn.Module) -> str:
 
 
 def _from_scratch(run: Run) -> Pretrain:
-    """The run's settings without the weights it began from, which may be gone: all are replaced anyway."""
+    """Return the run's settings without its initial weights, which may be gone and are replaced anyway."""
     return run.settings.model_copy(update={"weights": ""})
 
 

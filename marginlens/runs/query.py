@@ -1,4 +1,4 @@
-"""What can be asked of a run: fields by name, conditions on them, an order by one of them.
+"""Query runs: fields by name, conditions on them, sorting by one of them.
 
 effect=emphasis*    epochs>=100    state=complete    seed!=0    started>=2026-01-01
 """
@@ -24,7 +24,7 @@ from marginlens.settings import build, known
 Value = str | int | float | bool | None
 Test = Callable[[Run], bool]
 RECIPE = "recipe"
-"""Says `probe_by` of an evaluation as the recipe has it, and `knn_by` of the kNN at a training's end."""
+"""Value of `probe_by` for an evaluation by the recipe, and of `knn_by` for the kNN at a training's end."""
 ALWAYS = ("method", "data", "effect", "epochs", "seed")
 """Settings that are always spelled out."""
 _NUMBERS = {"epochs_done", "loss", "bytes", *evals.titles()}
@@ -43,7 +43,7 @@ _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|!=|==|=|>|<)(.*)", flags=re.S)
 
 
 def value(run: Run, field: str) -> Value:
-    """What a run has in a field; None where it has nothing, as an unfinished run has no probe."""
+    """Return a run's value in a field. None means none yet, such as the probe of an unfinished run."""
     if field in _OF_STORE:
         return _OF_STORE[field](run)
     found = getattr(run.settings, field)
@@ -51,18 +51,18 @@ def value(run: Run, field: str) -> Value:
 
 
 def row(run: Run) -> dict[str, Value]:
-    """Every field of a run."""
+    """Return every field of a run."""
     return {field: value(run, field) for field in FIELDS}
 
 
 def conditions(texts: Iterable[str]) -> Test:
-    """Whether a run meets all of them."""
+    """Return a test that is True if a run meets all conditions."""
     tests = [_condition(text) for text in texts]
     return lambda run: all(test(run) for test in tests)
 
 
 def ordered(runs: Iterable[Run], field: str, reverse: bool = False) -> list[Run]:
-    """By a field, then by name; those that have nothing in it come last either way."""
+    """Sort runs by a field, then by name. Runs without a value come last in either direction."""
     name = _field(field)
     chosen = sorted(runs, key=lambda run: run.name)
     have = [run for run in chosen if value(run, name) is not None]
@@ -107,7 +107,7 @@ def _equal(field: str, wanted: str) -> Test:
 
 
 def _effect(wanted: str) -> str:
-    """An effect's one spelling; as it is, where it is a pattern."""
+    """Return an effect in its one spelling. Patterns are returned unchanged."""
     try:
         return str(ml.effect(wanted))
     except ValueError:
@@ -120,7 +120,7 @@ def _number(field: str, wanted: str) -> float:
     except ValueError:
         found = math.nan
     if math.isnan(found):
-        raise ValueError(f"--where: {field} is a number, and {wanted!r} is none; write {field}>=10, say")
+        raise ValueError(f"--where: {field} needs a number, got {wanted!r}; write {field}>=10, say")
     return found
 
 
@@ -136,7 +136,7 @@ def _comparable(has: Value) -> Any:
 
 
 def spelled(settings: Pretrain) -> dict[str, Any]:
-    """The settings that must be given to get all of them: what is not the recipe's own value, and `ALWAYS`."""
+    """Return the settings to give to get all of them: those that differ from the recipe, and `ALWAYS`."""
     wanted = settings.model_dump(mode="json")
     given = {name: wanted[name] for name in ALWAYS}
     of = [wanted[name] for name in ALWAYS if name != "seed"]
@@ -145,34 +145,34 @@ def spelled(settings: Pretrain) -> dict[str, Any]:
 
 
 def apart(settings: Pretrain) -> str:
-    """The settings that are not the recipe's own, in a few words: lr=0.1 tau=0.5."""
+    """Return the settings that differ from the recipe, in a few words: lr=0.1 tau=0.5."""
     return words({name: setting for name, setting in spelled(settings).items() if name not in ALWAYS})
 
 
 def words(settings: Mapping[str, Any]) -> str:
-    """Settings in a few words: lr=0.1 tau=0.5."""
+    """Return settings in a few words: lr=0.1 tau=0.5."""
     return " ".join(f"{name}={plain(setting)}" for name, setting in settings.items())
 
 
 def _measured(run: Run, kind: str) -> Evaluation | None:
-    """Return the evaluation of a kind that a run is known by: the nearest to the recipe, of these the latest.
+    """Return the evaluation of a kind that stands for a run: the nearest to the recipe, then the latest.
 
-    Of several learning rates beside each other, which are measured at once, the lowest.
+    Of several learning rates measured together, return the lowest.
     """
     found = [one for one in run.evaluations if one.kind == kind and not getattr(one.settings, "holdout", 0)]
     return max(found, key=lambda one: (-len(one.odd), one.time, -(one.rate or 0)), default=None)
 
 
 def _top1(run: Run, kind: str) -> float | None:
-    """Return the accuracy on the test set of the data it learned from."""
+    """Return the accuracy on the test set of the run's own data."""
     found, last = _measured(run, kind), run.last.get(kind) if run.last else None
     if last is not None and (found is None or found.odd):
-        return float(last)  # nearest neighbours are looked at while it learns, by the recipe
+        return float(last)  # kNN is measured during training, by the recipe
     return None if found is None else found.top1
 
 
 def _by(run: Run, kind: str) -> str | None:
-    """Return how that was measured: by the recipe, or what was set otherwise."""
+    """Return how `_top1` was measured: "recipe", or the settings that differ from it."""
     if run.last is not None and kind in run.last:
         return RECIPE
     found = _measured(run, kind)
@@ -180,7 +180,7 @@ def _by(run: Run, kind: str) -> str | None:
 
 
 def plain(setting: Any, between: str = ",") -> str:
-    """A setting in words; a whole number with all its digits."""
+    """Write a setting. Whole numbers keep all digits."""
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if isinstance(setting, list):
@@ -190,18 +190,18 @@ def plain(setting: Any, between: str = ",") -> str:
 
 @lru_cache(maxsize=1024)
 def _recipe(method: str, data: str, effect: str, epochs: int, batch: int | None = None) -> dict[str, Any]:
-    """What every setting is where only these are given: those that others may follow from."""
+    """Return every setting's value if only these are given, from which others may follow."""
     try:
         given = {"method": method, "data": data, "effect": effect, "epochs": epochs}
         given |= {} if batch is None else {"batch": batch}
         found: dict[str, Any] = build(Pretrain, given).model_dump(mode="json")
-    except ValueError:  # these alone do not go together: everything is spelled out
+    except ValueError:  # these alone are not valid, so everything is spelled out
         return {}
     return found
 
 
 def _of_store() -> dict[str, Callable[[Run], Value]]:
-    """Return how each field is read that is not a setting, those of evaluations after the loss."""
+    """Return a reader for each field that is not a setting. Evaluations come after the loss."""
     found: dict[str, Callable[[Run], Value]] = {
         "name": lambda run: run.name,
         "id": lambda run: run.id,
@@ -222,4 +222,4 @@ def _of_store() -> dict[str, Callable[[Run], Value]]:
 
 _OF_STORE = _of_store()
 FIELDS = (*_OF_STORE, *Pretrain.model_fields)
-"""The store's own, and every setting of a pre-training."""
+"""The store's own fields, and every setting of a pre-training."""

@@ -1,7 +1,7 @@
-"""The records of a run, typed: what each file of its folder may hold, and how it is read and written.
+"""The records of a run, typed: the contents of each file in its folder, and reading and writing them.
 
-A record may come from anywhere, and JSON bounds neither numbers nor texts. So everything is checked where it is read,
-and the first thing that no run writes is named with its file and line. Keys that a later version adds are kept.
+A record may come from anywhere, and JSON bounds neither numbers nor texts. So everything is checked on reading, and the
+first thing that no run writes is reported with its file and line. Keys from later versions are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from marginlens.runs.config import NUMERICS
 from marginlens.settings import MOST, Settings, build, quoted_input, wrong
 
 MOST_BYTES = 1024 * MIB
-"""Of a file of lines: a million epochs."""
+"""Largest file of lines: a million epochs."""
 FORMAT = 1
 
 R = TypeVar("R", bound="Record")
@@ -44,7 +44,7 @@ def _measurable(value: float) -> float:
 
 
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""Its square is a number, too."""
+"""Bounded, so that its square is a number, too."""
 Amount = Annotated[float, Field(ge=0, le=1e100), AfterValidator(_measurable)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -52,7 +52,7 @@ Triple = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
 
 class Record(BaseModel):
-    """Frozen and strict. It can also be read as the mapping that its file holds: record["loss"]."""
+    """A frozen, strict record. It can also be read as the mapping in its file: record["loss"]."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
@@ -65,7 +65,7 @@ class Record(BaseModel):
         return name in self.model_fields_set
 
     def keys(self) -> KeysView[str]:
-        """Return the names that the file has."""
+        """Return the names in the file."""
         every = (*type(self).model_fields, *(self.model_extra or {}))
         return dict.fromkeys(name for name in every if name in self).keys()
 
@@ -76,16 +76,16 @@ class Record(BaseModel):
         return len(self.keys())
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        """Return a value, or the other one where the file has none."""
+        """Return a value, or `otherwise` if the file does not have it."""
         return getattr(self, name) if name in self else otherwise
 
     def plain(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the contents of the file."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Config(Record):
-    """config.json: what was asked for."""
+    """config.json: the settings that were asked for."""
 
     format: int
     id: str
@@ -107,7 +107,7 @@ class Start(Record):
 
 
 class Epoch(Record):
-    """A line of metrics.jsonl: numbers, whatever is measured."""
+    """A line of metrics.jsonl: any measured numbers."""
 
     __pydantic_extra__: dict[str, Number] = Field(init=False)
 
@@ -116,6 +116,7 @@ class Epoch(Record):
     loss: Number
     lr: Number | None = None
     spread: Number | None = None
+    """Spread of the features of 256 images drawn from all; records made before commit add0d3b have the first 256."""
     embedding_spread: Number | None = None
     ema: Number | None = None
     knn: Percent | None = None
@@ -155,7 +156,7 @@ class Look(Record):
 
 
 class Result(Record):
-    """result.json: what pre-training gave."""
+    """result.json: the result of pre-training."""
 
     epochs: Count
     steps: Count
@@ -193,7 +194,7 @@ class Evaluation(Record):
     seconds: Amount
     environment: Start
     lost: list[float] = []
-    """Learning rates at which a layer was lost beside this one."""
+    """Learning rates, tried beside this one, that diverged to NaN."""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,42 +212,42 @@ class Evaluation(Record):
 
     @property
     def diverged(self) -> bool:
-        """True if a layer ended worse than guessing: its accuracy then says nothing of the backbone."""
+        """True if a layer ended worse than guessing. Its accuracy then says nothing about the backbone."""
         classes = self.classes or CLASSES.get(self.data, 1)
         return self.loss is not None and worse_than_guessing(self.loss, classes)
 
     @property
     def time(self) -> str:
-        """When it was made, in UTC."""
+        """Time of the evaluation, in UTC."""
         return self.environment.time
 
     @property
     def numerics(self) -> int:
-        """The version of the numerics that it was made with."""
+        """Version of the numerics that made it."""
         return self.environment.numerics
 
     @property
     def rate(self) -> float | None:
-        """Its learning rate, if it has one."""
+        """Its learning rate, or None."""
         return getattr(self.settings, "lr", None)
 
     @property
     def odd(self) -> dict[str, Any]:
-        """Its settings that are not the recipe's for its kind and data."""
+        """Settings that differ from the recipe for its kind and data."""
         usual = evals.usual(self.kind, self.data).model_dump(mode="json")
         return {name: value for name, value in self.settings.model_dump(mode="json").items() if value != usual[name]}
 
     @property
     def name(self) -> str:
-        """Its kind and data: probe on shapes, transfer to cifar10."""
+        """Kind and data: probe on shapes, transfer to cifar10."""
         return f"{self.kind} {'to' if evals.get(self.kind).elsewhere else 'on'} {self.data}"
 
 
 def _settings(kind: str, given: Any) -> Settings:
-    """Return an evaluation's settings if they are as this version writes them, each of its own type."""
+    """Return an evaluation's settings. Raise unless this version writes them so, each with its own type."""
     if isinstance(given, Settings):
         return given
-    unknown = "this version of marginlens does not know such an evaluation, and a later one may"
+    unknown = "this version of marginlens does not know such an evaluation, but a later one may"
     try:
         model = evals.get(kind).settings
         if not isinstance(given, dict):
@@ -269,11 +270,11 @@ def one(model: type[R], path: Path) -> R:
 
 
 def lines(model: type[R], path: Path) -> list[R]:
-    """Return the records in the lines of a file, without one that a killed process left half-written."""
+    """Return the records in a file's lines, except for a last line that a killed process left half-written."""
     whole = _whole_lines(path)
     if not whole:
         return []
-    try:  # all at once, without a detour by Python's objects: a store has hundreds of thousands
+    try:  # all at once and without Python objects, because a store has hundreds of thousands of lines
         return TypeAdapter(list[model]).validate_json(b"[" + whole.replace(b"\n", b",") + b"]")  # type: ignore[valid-type]
     except ValidationError:
         pass
@@ -299,16 +300,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file aside and rename it."""
+    """Write a temporary file and rename it."""
     put(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def append(path: Path, line: Mapping[str, Any], before: int | None = None) -> int:
-    """Add a line of JSON to a file, wait until the disk has it, and return the file's length.
+    """Add a line of JSON to a file, wait until it is on disk, and return the file's length.
 
-    `before` is the length that the file must have: one that somebody else wrote, emptied or replaced is left as it is.
+    `before` is the length that the file must have. A file that another process wrote, emptied or replaced is left
+    alone.
     """
-    gone = os.O_CREAT if before else 0  # a file that had lines is not made again
+    gone = os.O_CREAT if before else 0  # because a file that had lines must not be created again
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, (flags | os.O_NONBLOCK) & ~gone, 0o666)
@@ -323,17 +325,17 @@ def append(path: Path, line: Mapping[str, Any], before: int | None = None) -> in
 
 
 def length(path: Path) -> int:
-    """Return the length of a file; 0 if it does not exist."""
+    """Return a file's length, or 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def rewind(path: Path, length: int | None = None) -> None:
-    """Forget the lines written after a checkpoint; without a length, only one that was left half-written."""
+    """Remove the lines written after a checkpoint; without a length, only a half-written last line."""
     held = read(path, MOST_BYTES) if path.exists() else b""
     kept = held.rfind(b"\n") + 1 if length is None else length
     if len(held) < kept:
         lost = f"it has {len(held)} bytes of {kept}"
-        raise ValueError(f"{path} lost lines that the checkpoint counts on ({lost}); remove its folder to start over")
+        raise ValueError(f"{path} lost lines that the checkpoint relies on ({lost}); remove its folder to start over")
     if len(held) > kept:
         os.truncate(path, kept)
 
@@ -348,17 +350,17 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def checked(model: type[R], held: Any, where: str) -> R:
-    """Return the record that an object is; `where` names its file and line."""
+    """Return an object as a record. `where` names its file and line."""
     if not isinstance(held, dict):
         raise ValueError(f"{where} does not hold an object")
     try:
         return model.model_validate(held)
     except ValidationError as error:
-        raise ValueError(f"{where}: {wrong(error, most=1)}; it is not what a run wrote") from None
+        raise ValueError(f"{where}: {wrong(error, most=1)}; no run wrote this") from None
 
 
 def _parsed(said: str) -> Any:
-    """Parse JSON; refuse it where it holds half of a character, which no file can be written with."""
+    """Parse JSON. Raise if it holds half a character, which cannot be written to a file."""
     found = parse(said)
     if "\\ud" in said or "\\uD" in said:
         json.dumps(found, ensure_ascii=False).encode()

@@ -1,15 +1,15 @@
-"""A run's folder, and what it says of itself.
+"""A run's folder, and its contents.
 
 config.json         settings, data fingerprint, version of the numerics, hash
 environment.jsonl   a line per start: versions, device, git commit, time
-metrics.jsonl       a line per epoch; what a second run of the same settings gives again, bit for bit on a CPU
+metrics.jsonl       a line per epoch; on a CPU, a second run of the same settings gives the same bits
 speed.jsonl         a line per epoch: seconds, images per second
 lens.jsonl          a line per epoch: rows of the loss, with `--lens`
 checkpoints/        the last two (`checkpoint.py`)
-result.json         there when the run is complete
-failure.json        there when its last start failed: time, line, exit code, step
+result.json         present if the run is complete
+failure.json        present if its last start failed: time, line, exit code, step
 evaluations/        a file for each evaluation
-tensorboard/        the same curves, when tensorboard is installed
+tensorboard/        the same curves, if tensorboard is installed
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ RECORDS = (
     "result.json",
     "failure.json",
 )
-"""What a run's folder holds besides its evaluations and its weights."""
+"""Files of a run's folder, besides its evaluations and its weights."""
 EVALUATION_FILES = "[!.]*.json"
-"""Of evaluations/; a hidden one is another program's, or was never finished."""
+"""In evaluations/. A hidden file is another program's, or unfinished."""
 _HEADER = 100_000_000
-"""The longest header of a file of weights that safetensors reads."""
+"""Longest header that safetensors reads."""
 _LONGEST = 500
-"""Characters of a line, without what to do."""
+"""Characters of a line, without its remedy."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder. `open_run` gives one whose records are read anew each time that they are asked for.
+    """A run's folder. A run from `open_run` reads its records again at each access.
 
-    One of a store was looked at as a whole: it has a state, and what was read then is kept.
+    A run from a store was examined as a whole: it has a state, and keeps the records read at that time.
     """
 
     path: Path
     settings: Pretrain
     id: str
     data: str
-    """The fingerprint of the data it learns from."""
+    """Fingerprint of the data it learns from."""
     mean: Triple
     std: Triple
-    """What its images are normalised by."""
+    """Mean and std that normalise its images."""
     identity: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What its id is the hash of."""
+    """The facts whose hash is the id."""
     state: State = "interrupted"
-    """As it was when its store was read. running: its lock is held; interrupted: none of the others."""
+    """State when the store was read. "running": its lock is held. "interrupted": none of the other states."""
     why: str = ""
     """Why it failed, in a line."""
     _seen: dict[str, Any] | None = field(default=None, repr=False, compare=False)
-    """What was read when its store was; None: nothing is kept."""
+    """Records read with the store; None means that nothing is kept."""
 
     @property
     def name(self) -> str:
@@ -92,12 +92,12 @@ class Run:
 
     @property
     def numerics(self) -> int:
-        """The version of the numerics that it was begun with."""
+        """Version of the numerics at its start."""
         return int(self.identity.get("numerics", NUMERICS))
 
     @property
     def command(self) -> str:
-        """What to type for this run: its own record spells everything out, and asks for the same store."""
+        """The command that makes this run: all settings from its own record, in the same store."""
         config, store = (shlex.quote(str(at)) for at in (self.path / "config.json", self.path.parent))
         return f"marginlens pretrain --config {config} --runs {store}"
 
@@ -107,9 +107,9 @@ class Run:
 
     @property
     def result(self) -> Result:
-        """What pre-training gave: epochs, steps, loss, kNN, the weights' checksum."""
+        """The result of pre-training: epochs, steps, loss, kNN. Raises if the run is not complete."""
         if self.outcome is None:
-            raise ValueError(f"{self.path} is not complete; go on with: {self.command} --resume")
+            raise ValueError(f"{self.path} is not complete; resume it with: {self.command} --resume")
         return self.outcome
 
     @property
@@ -120,12 +120,12 @@ class Run:
 
     @property
     def metrics(self) -> list[Epoch]:
-        """What was measured in each epoch."""
+        """Metrics of each epoch."""
         return self._kept("metrics", lambda: records.lines(Epoch, self.path / "metrics.jsonl"))
 
     @property
     def speeds(self) -> list[Speed]:
-        """How fast each epoch was."""
+        """Speed of each epoch."""
         return self._kept("speeds", lambda: records.lines(Speed, self.path / "speed.jsonl"))
 
     @property
@@ -135,18 +135,18 @@ class Run:
 
     @property
     def starts(self) -> list[Start]:
-        """Where and when it was begun and resumed."""
+        """Where and when it was started and resumed."""
         return self._kept("starts", lambda: records.lines(Start, self.path / "environment.jsonl"))
 
     @property
     def evaluation_files(self) -> dict[str, Evaluation]:
-        """Every evaluation that was measured, by the name of its file."""
+        """Every evaluation, by the name of its file."""
         found = (self.path / "evaluations").glob(EVALUATION_FILES)
         return self._kept("evaluations", lambda: {path.name: self.evaluation(path) for path in sorted(found)})
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Every evaluation that was measured."""
+        """Every evaluation."""
         return list(self.evaluation_files.values())
 
     def evaluation(self, path: Path) -> Evaluation:
@@ -154,10 +154,10 @@ class Run:
         try:
             found = records.one(Evaluation, path)
             if found.run != self.id:
-                raise ValueError(f"{path} is of the run {quoted_input(found.run)}, and lies in the folder of {self.id}")
+                raise ValueError(f"{path} is from the run {quoted_input(found.run)}, but in the folder of {self.id}")
             if not evals.get(found.kind).elsewhere and found.data != self.settings.data:
                 raise ValueError(
-                    f"{path} is on {quoted_input(found.data)}, and its run learned from {self.settings.data}"
+                    f"{path} is on {quoted_input(found.data)}, but its run learned from {self.settings.data}"
                 )
         except ValueError as error:
             raise ValueError(f"{error}; remove that file, and evaluate again") from None
@@ -165,80 +165,80 @@ class Run:
 
     @property
     def last(self) -> Epoch | None:
-        """The metrics of the last epoch; None before the first one's end."""
+        """Metrics of the last epoch; None before the first epoch ends."""
         return self.metrics[-1] if self.metrics else None
 
     @property
     def epochs_done(self) -> int:
-        """Epochs whose metrics are written."""
+        """Number of epochs with metrics."""
         return len(self.metrics)
 
     @property
     def device(self) -> str:
-        """What it ran on last."""
+        """Device of the last start."""
         return self.starts[-1].device if self.starts else ""
 
     @property
     def started(self) -> str:
-        """When it was begun, in UTC."""
+        """Time of the first start, in UTC."""
         return self.starts[0].time if self.starts else ""
 
     @property
     def resumed(self) -> str:
-        """When it was last begun or resumed, in UTC."""
+        """Time of the last start, in UTC."""
         return self.starts[-1].time if self.starts else ""
 
     @property
     def but_seed(self) -> str:
-        """All its settings but the seed."""
+        """All settings but the seed."""
         return self._kept("but_seed", lambda: self.settings.model_copy(update={"seed": 0}).model_dump_json())
 
     @property
     def family(self) -> tuple[str, str, int]:
-        """What runs share that differ in their seed alone: settings, the data's content, the numerics."""
+        """Shared by runs that differ only in their seed: settings, the data's content, the numerics."""
         return self.but_seed, self.data, self.numerics
 
     @property
     def order(self) -> tuple[int, str]:
-        """By seed, and then by name."""
+        """Sort key: by seed, then by name."""
         return self.settings.seed, self.name
 
     @property
     def weights(self) -> bool:
-        """True if a checkpoint is there that looks whole: its length is what it says, its content is not hashed."""
+        """True if a checkpoint looks whole: its length matches its header. Its content is not hashed."""
         found = self.path / "checkpoints"
         return self._kept("weights", lambda: any(_looks_whole(path) for path in checkpoint.names(found)))
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files; links are not followed."""
+        """Size of all its files. Symlinks are not followed."""
         return self._kept("size", lambda: size_of(self.path))
 
     @property
     def weights_bytes(self) -> int:
-        """Of its checkpoints."""
+        """Size of its checkpoints."""
         return size_of(self.path / "checkpoints")
 
     @property
     def changed(self) -> float:
-        """When a record of it was last written, in seconds since 1970."""
+        """Time of the last write to a record, in seconds since 1970."""
         found = [self.path / name for name in RECORDS] + list((self.path / "evaluations").glob(EVALUATION_FILES))
         return max((path.stat().st_mtime for path in found if path.is_file()), default=0.0)
 
     def checkpoint(self) -> checkpoint.Checkpoint:
-        """Return the last checkpoint of a complete run, whose records are whole too."""
+        """Return the last checkpoint of a complete run. Raise unless its records are whole, too."""
         steps = self.result.steps
         self.check_records()
         found, damaged = checkpoint.newest(self.path / "checkpoints", self.id)
         if found is None:
             raise ValueError(f"{self.path} has no checkpoint: its weights are gone, its records can still be read")
         if damaged or found.facts["step"] != steps:
-            why = damaged[0] if damaged else f"{self.path} lacks its last checkpoint"
-            raise ValueError(f"{why}; this makes the end again: {self.command} --resume")
+            why = damaged[0] if damaged else f"{self.path} has lost its last checkpoint"
+            raise ValueError(f"{why}; to redo the end, run: {self.command} --resume")
         return found
 
     def check_records(self) -> None:
-        """Raise if the metrics are not those of a complete run: a proper line for each epoch."""
+        """Raise unless the metrics are those of a complete run: one valid line for each epoch."""
         epochs = [line.epoch for line in self.metrics]
         if epochs != list(range(1, self.settings.epochs + 1)):
             raise ValueError(
@@ -265,7 +265,7 @@ class Unreadable:
 
     path: Path
     why: str
-    """In a line, with what to do."""
+    """The reason in a line, with what to do."""
     state: State = "unreadable"
 
     @property
@@ -274,7 +274,7 @@ class Unreadable:
 
 
 def open_run(path: Run | str | os.PathLike[str]) -> Run:
-    """Return a run by its folder; one that is open already is returned as it is."""
+    """Return a run by its folder. An open run is returned unchanged."""
     if isinstance(path, Run):
         return path
     folder = expanded(path)
@@ -297,7 +297,9 @@ def open_run(path: Run | str | os.PathLike[str]) -> Run:
 
 
 def examine(path: Path, *, ours: bool = False) -> Run | Unreadable:
-    """Look at a folder of a store, and change nothing; `ours`: its lock is held by the caller, so it is not running."""
+    """Examine a folder of a store without changing it. `ours` means that the caller holds the lock, so it is not
+    running.
+    """
     try:
         run = replace(_open(path), _seen={})
         for name in RECORDS:
@@ -318,12 +320,12 @@ def examine(path: Path, *, ours: bool = False) -> Run | Unreadable:
         return Unreadable(path, _remedied(f"{path} cannot be read ({error.strerror or error})"))
     except ValueError as error:
         return Unreadable(path, _remedied(" ".join(str(error).split())))
-    except Exception as error:  # one bad folder never keeps us from showing the others
+    except Exception as error:  # because one bad folder must not hide the others
         return Unreadable(path, _remedied(f"{path} holds a record that no run wrote ({type(error).__name__})"))
 
 
 def held(path: Path) -> bool:
-    """Return True if some process holds the run's folder, here or, where the file system says so, elsewhere."""
+    """True if a process holds the run's folder, here or, if the file system reports it, on another machine."""
     return _locked(path, os.O_DIRECTORY) or _locked(path / "lock", os.O_NOFOLLOW)
 
 
@@ -342,7 +344,7 @@ def _locked(path: Path, kind: int) -> bool:
 
 
 def files(folder: Path, below: str = "") -> Iterator[str]:
-    """Yield the relative name of every plain file in a folder; links are neither followed nor listed."""
+    """Yield the relative name of every plain file in a folder. Symlinks are neither followed nor listed."""
     with os.scandir(folder / below) as found:
         for item in sorted(found, key=lambda item: item.name):
             name = f"{below}{item.name}"
@@ -353,7 +355,7 @@ def files(folder: Path, below: str = "") -> Iterator[str]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the size of what is there at this moment: a run at work writes and removes files meanwhile."""
+    """Return the size of the files there at this moment; a running run writes and removes files meanwhile."""
     total = 0
     for below, _, names in os.walk(folder):
         for name in names:
@@ -374,18 +376,18 @@ def _open(path: Path) -> Run:
 
 
 def _check(run: Run) -> None:
-    """Read every record once, so that whoever uses the run meets no surprise."""
+    """Read every record once, so that later reads do not fail."""
     for name, value in run.settings:
         if isinstance(value, int) and value > MOST and name != "seed":
-            raise ValueError(f"{run.path / 'config.json'} has {name} {quoted_input(value)}; the most is {MOST}")
+            raise ValueError(f"{run.path / 'config.json'} has {name} {quoted_input(value)}; the maximum is {MOST}")
     _ = run.outcome, run.evaluation_files, run.metrics, run.speeds, run.starts
     if run.state == "complete" and run.epochs_done != run.settings.epochs:
         of = f"{run.epochs_done} of {run.settings.epochs} epochs"
-        raise ValueError(f"{run.path / 'metrics.jsonl'} lost lines: the run is complete, and it has {of}")
+        raise ValueError(f"{run.path / 'metrics.jsonl'} lost lines: the run is complete, but it has {of}")
 
 
 def _looks_whole(path: Path) -> bool:
-    """Return True if a safetensors file is as long as its header says."""
+    """True if a safetensors file is as long as its header says."""
     try:
         with opened(path) as file:
             length = int.from_bytes(file.read(8), "little")
@@ -400,7 +402,7 @@ def _looks_whole(path: Path) -> bool:
 
 
 def _remedied(why: str) -> str:
-    """Return a line, not too long, that ends with what to do."""
+    """Return a line of limited length that ends with what to do."""
     if not re.search(r"; (re)?move (it|that file)\b", why):
         why += "; repair it, or move its folder out of the store"
     what, _, remedy = why.rpartition("; ")

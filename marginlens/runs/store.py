@@ -1,7 +1,7 @@
-"""A store: a folder of run folders. Found, looked up, brought in from elsewhere, relieved of weights, removed.
+"""A store: a folder of run folders. List, find, add, prune and remove runs.
 
-`run.py` describes a run's folder. Whatever changes a store changes it by renaming something whole: a process
-that is killed leaves a run as it was or as it should be, and at most a hidden folder, which the next one sweeps up.
+`run.py` describes a run's folder. Every change renames something whole. So a killed process leaves a run in its old or
+its new state, and at most a hidden folder that the next process removes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from marginlens.settings import Settings
 
 _NOT_RECORDS = ("checkpoints", "tensorboard", "lock")
 RECORD_BYTES = 256 * MIB
-"""Of one record of a run: the metrics of 100,000 epochs take a tenth of it."""
+"""Largest record of a run. The metrics of 100,000 epochs take a tenth of this."""
 _LAST = ("failure.json", "result.json")
-"""Written last, in this order: what says how a run ended must not be there before what it ended with."""
+"""Written last, in this order, because these two say that the other records are complete."""
 
 
 def scan(runs: str | Path) -> list[Run | Unreadable]:
-    """Return every folder of a store, by name; a bad one is listed, never an exception. Hidden ones are skipped."""
+    """Return every folder of a store, by name. A bad one is listed and never raises; hidden ones are skipped."""
     folder = expanded(runs)
     try:
         inside = sorted(item.path for item in os.scandir(folder) if _is_folder(item))
@@ -47,7 +47,7 @@ def scan(runs: str | Path) -> list[Run | Unreadable]:
     except OSError as error:
         raise ValueError(f"{folder} cannot be read ({error.strerror}); give --runs another folder") from None
     found = [examine(Path(path)) for path in inside]
-    return _without_copies([entry for entry in found if os.path.lexists(entry.path)])  # one may be gone since
+    return _without_copies([entry for entry in found if os.path.lexists(entry.path)])  # some may be gone since
 
 
 def readable(found: Iterable[Run | Unreadable]) -> list[Run]:
@@ -56,7 +56,7 @@ def readable(found: Iterable[Run | Unreadable]) -> list[Run]:
 
 
 def lookup(found: Iterable[Run | Unreadable], settings: Pretrain, fingerprint: str = "") -> Run | None:
-    """Return the run of these settings; where a fingerprint is given, one that learned from exactly those data."""
+    """Return the run with these settings and, if a fingerprint is given, exactly these data."""
     known: dict[str, str] = {}
     for run in readable(found):
         if run.settings.data == settings.data and fingerprint in ("", run.data):
@@ -68,9 +68,9 @@ def lookup(found: Iterable[Run | Unreadable], settings: Pretrain, fingerprint: s
 
 
 def evaluation(run: Run, kind: str, data: str, settings: Settings, fingerprint: str = "") -> Evaluation | None:
-    """Return the record of an evaluation if it was measured; the latest, where data of that name changed in between.
+    """Return the record of an evaluation, or None. If data of this name changed in between, return the latest.
 
-    With a `fingerprint`, on exactly those data.
+    With a `fingerprint`, the data must be exactly these.
     """
     found = [
         one
@@ -83,7 +83,7 @@ def evaluation(run: Run, kind: str, data: str, settings: Settings, fingerprint: 
 
 
 def records(run: Path) -> dict[str, bytes]:
-    """Every file of a run but weights, lock, tensorboard's and temporary ones, by its name relative to the folder."""
+    """Return a run's files by relative name, without weights, lock, tensorboard and temporary files."""
     try:
         return {name: read(run / name, RECORD_BYTES) for name in files(run) if _is_record(name)}
     except OSError as error:
@@ -91,14 +91,18 @@ def records(run: Path) -> dict[str, bytes]:
 
 
 def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
-    """Puts a run's records in a store, whole or not at all, and returns its folder there.
+    """Put a run's records into a store, whole or not at all, and return the folder there.
 
-    What is there already must be the same, or a part of what is added (then it is completed), or go beyond it (then
-    it stays); evaluations of the two are joined. Anything else is another outcome of the same run: it takes the place
-    of one that ended early and has no weights to go on from, and is refused otherwise.
+    | the run there | action |
+    |---|---|
+    | is missing | add all records |
+    | is a part of the given one | complete it, join evaluations |
+    | is the same, or goes further | keep it, join evaluations |
+    | ended early otherwise, without weights | replace it |
+    | ended otherwise | raise |
     """
     if isinstance(content, Path) and (linked := _linked(content)):
-        raise ValueError(f"{linked} is a link, and would be left behind; put the file itself in its place")
+        raise ValueError(f"{linked} is a symlink, and would not be copied; put the file itself in its place")
     held = dict(content) if isinstance(content, Mapping) else records(content)
     source = str(content) if isinstance(content, Path) else name
     if odd := next((n for n in held if not _is_record(n)), None):
@@ -124,23 +128,23 @@ def add(content: Mapping[str, bytes] | Path, runs: Path, name: str) -> Path:
 
 
 def drop_weights(run: Run) -> int:
-    """Removes a complete run's checkpoints, and returns the bytes that this freed. Its records stay."""
-    run = open_run(run.path)  # as it is now, not as its store was read
+    """Remove a complete run's checkpoints, and return the bytes freed. Its records stay."""
+    run = open_run(run.path)  # again, because it may have changed since the store was read
     folder = run.path / "checkpoints"
     if run.complete and not folder.exists() and not _dropped(run.path):
         return 0
     if folder.is_symlink():
-        raise ValueError(f"{folder} is a link, and is left alone; remove what it leads to, then the link")
+        raise ValueError(f"{folder} is a symlink, and is left alone; remove its target, then the symlink")
     with _removing(run.path), locked(run):
         if not run.complete:
             raise ValueError(
-                f"{run.path} is not complete: its weights are needed to go on; marginlens runs prune removes it"
+                f"{run.path} is not complete: --resume needs its weights; marginlens runs prune removes the run"
             )
         if folder.exists():
             _check_own(run.path, "checkpoints")
             _move_aside(folder, run.path / f".checkpoints.{unique()}", lambda at: _check_own(run.path, at.name))
         freed = 0
-        for left in _dropped(run.path):  # also what a process left that was killed meanwhile
+        for left in _dropped(run.path):  # includes leftovers of killed processes
             _check_own(run.path, left.name)
             freed += size_of(left)
             shutil.rmtree(left, ignore_errors=True)
@@ -149,20 +153,20 @@ def drop_weights(run: Run) -> int:
 
 
 def remove(run: Run | Unreadable) -> int:
-    """Remove a run, weights and all, unless it is running, unreadable, or another than was looked at by now."""
+    """Remove a run with its weights, unless it is running, unreadable, or has changed since it was read."""
     if isinstance(run, Unreadable) or run.state == "running":
         raise ValueError(f"{run.path} is {run.state}, and is left alone; {run.why or 'stop it first'}")
     if run.path.is_symlink():
-        raise ValueError(f"{run.path} is a link, and is left alone; remove the link, or prune where it leads")
+        raise ValueError(f"{run.path} is a symlink, and is left alone; remove it, or prune the store of its target")
     with _removing(run.path), locked(run):
         now = examine(run.path, ours=True)
         if isinstance(now, Unreadable) or (now.id, now.state) != (run.id, run.state):
-            raise ValueError(f"{run.path} is {now.state} by now, and is left alone; look again")
+            raise ValueError(f"{run.path} is now {now.state}, and is left alone; list the runs again")
         _check_own(run.path)
         freed = now.size_bytes
         aside = run.path.with_name(f".{run.name}.{unique()}.removed")
         _move_aside(run.path, aside, _check_own)
-        for left in run.path.parent.glob(".*.removed"):  # also what a process left that was killed meanwhile
+        for left in run.path.parent.glob(".*.removed"):  # includes leftovers of killed processes
             if _REMOVED.fullmatch(left.name):
                 _check_own(left)
                 shutil.rmtree(left, ignore_errors=True)
@@ -178,24 +182,24 @@ def _removing(path: Path) -> Iterator[None]:
 
 
 def unbegun(path: Path) -> bool:
-    """Whether a folder holds nothing of a run: as one is left by a process that was killed before its first file."""
+    """True if a folder holds nothing of a run, because its process was killed before the first file."""
     return path.is_dir() and all(name == "lock" or name.startswith(".config.json.") for name in os.listdir(path))
 
 
 def _linked(run: Path) -> Path | None:
-    """A record that is a link, which copies leave out."""
+    """Return a record that is a symlink, which a copy would miss, or None."""
     inside = [run / name for name in (*RECORDS, "evaluations")]
     inside += (run / "evaluations").glob(EVALUATION_FILES)
     return next((path for path in inside if path.is_symlink()), None)
 
 
 def _dropped(run: Path) -> list[Path]:
-    """Return checkpoints that were renamed to be removed."""
+    """Return checkpoint folders that were renamed for removal."""
     return [path for path in run.glob(".checkpoints.*") if _DROPPED.fullmatch(path.name)]
 
 
 _UNIQUE = r"\d+-[0-9a-f]{8}"
-"""The form of what `unique` returns."""
+"""The form of names from `unique`."""
 _REMOVED = re.compile(rf"\..+-[0-9a-f]{{10}}\.{_UNIQUE}\.removed")
 _DROPPED = re.compile(rf"\.checkpoints\.{_UNIQUE}")
 _RECORD = r"(?:(?:config|result|failure)\.json|(?:environment|metrics|speed|lens)\.jsonl)"
@@ -208,11 +212,11 @@ _OWN = re.compile(
     r"|tensorboard|tensorboard/events\.out\.tfevents\.\d+)",
     re.S,
 )
-"""The names of all that a run writes."""
+"""Names of all files that a run writes."""
 
 
 def _move_aside(path: Path, aside: Path, check: Callable[[Path], None]) -> None:
-    """Rename what will be removed, and put it back if a stranger's file came into it just before."""
+    """Rename a path for removal, and undo that if another program's file came into it just before."""
     os.rename(path, aside)
     try:
         check(aside)
@@ -222,21 +226,24 @@ def _move_aside(path: Path, aside: Path, check: Callable[[Path], None]) -> None:
 
 
 def _check_own(run: Path, part: str = "") -> None:
-    """Raise if a run's folder, or a part of it, holds what no run writes: that would be removed with it."""
+    """Raise if a run's folder, or a part of it, holds other files, which would be removed with it."""
     for name in sorted(below(run / part)):
         if not _OWN.fullmatch(f"{part}/{name}" if part else name):
             raise ValueError(f"{run} is left as it is: no run writes {run / part / name}; move that file away first")
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
-    """Whether it may be a run: not hidden, and a folder or a link, which may lead to one or nowhere."""
+    """True if an entry may be a run: a visible folder or a symlink, which may be broken."""
     if item.name.startswith("."):
         return False
     return item.is_dir() or (item.is_symlink() and not item.is_file())
 
 
 def _without_copies(found: list[Run | Unreadable]) -> list[Run | Unreadable]:
-    """The same run twice would count as two: the folder that has its proper name is the run, another is a copy."""
+    """Mark copies of a run as unreadable, because they would count twice.
+
+    The folder with the proper name is the run.
+    """
     proper: dict[str, Run] = {}
     for run in sorted(readable(found), key=lambda run: (not run.name.endswith(f"-{run.id}"), run.name)):
         proper.setdefault(run.id, run)
@@ -274,7 +281,7 @@ def _writable(store: Path) -> None:
 
 
 def _write(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Writes files aside and renames each; those that say how a run ended come last."""
+    """Write files one by one, each by a rename. Files that say how a run ended come last."""
     for name in sorted(content, key=lambda n: (_LAST.index(n) if n in _LAST else -1, n)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,7 +289,7 @@ def _write(folder: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _named(aside: Path, final: Path) -> bool:
-    """Gives a folder its name, unless something has it already."""
+    """Rename a folder to its final name, and return True, unless that name exists."""
     if os.path.lexists(final):
         return False
     try:
@@ -295,7 +302,7 @@ def _named(aside: Path, final: Path) -> bool:
 
 
 def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
-    """Complete the run that is there by the given records, or leave it as it is; raise if their numbers differ."""
+    """Add the given records to an existing run, or leave it as it is. Raise if their numbers differ."""
     if unbegun(final):
         _write(final, content)
         return
@@ -323,7 +330,7 @@ def _merge(final: Path, id_: str, content: Mapping[str, bytes]) -> None:
 
 
 def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
-    """The name of a record that is not a part of what the other has; "" where all are."""
+    """Return the name of a record that is not a part of the other's, or ""."""
     for name in sorted(less.keys() & more.keys() - {"config.json", "failure.json", "lens.jsonl"}):
         if less[name] != more[name] and not (name.endswith(".jsonl") and more[name].startswith(less[name])):
             return name
@@ -332,14 +339,12 @@ def _conflict(less: Mapping[str, bytes], more: Mapping[str, bytes]) -> str:
 
 _TIMED_RECORDS = ("environment.jsonl", "speed.jsonl", "lens.jsonl", "failure.json")
 _TIMED_FIELDS = ("seconds", "images_per_second", "environment", "checkpoint")
-"""Facts that differ between two equal outcomes: when, where, how fast, and how often a lens looked.
-
-A checkpoint's name is a hash that covers the length of speed.jsonl.
-"""
+"""Fields in which equal outcomes may differ: time, place and speed. A checkpoint's name is a hash that covers the
+length of speed.jsonl. lens.jsonl depends on how often the lens looked."""
 
 
 def _differs(content: Mapping[str, bytes], own: Mapping[str, bytes]) -> str:
-    """Return the name of a record whose numbers are not those of the complete run that is there; "" if all are."""
+    """Return the name of a record whose numbers differ from the existing complete run's, or ""."""
     for name in sorted(content.keys() & own.keys() - {"config.json", *_TIMED_RECORDS}):
         given, kept = content[name], own[name]
         part = given == kept or (name == "metrics.jsonl" and (kept.startswith(given) or given.startswith(kept)))
@@ -349,7 +354,7 @@ def _differs(content: Mapping[str, bytes], own: Mapping[str, bytes]) -> str:
 
 
 def _numbers(name: str, content: bytes) -> Any:
-    """Return the fields of a result or an evaluation that no time or place decides; of any other record, its bytes."""
+    """Return a result's or evaluation's fields that do not depend on time or place; for other records, the bytes."""
     path = PurePosixPath(name)
     if name != "result.json" and (path.parts[:-1] != ("evaluations",) or path.suffix != ".json"):
         return content
@@ -360,7 +365,7 @@ def _numbers(name: str, content: bytes) -> Any:
 
 
 def _replaces(content: Mapping[str, bytes], there: Run | Unreadable) -> bool:
-    """Whether another outcome takes the place of what is there: a run that ended early and cannot go on.
+    """True if another outcome replaces the existing run, which must have ended early and cannot be resumed.
 
     A result does, and so does a later failure.
     """
@@ -379,7 +384,7 @@ def _time(failure: bytes) -> str:
 
 
 def _progress(content: Mapping[str, bytes]) -> tuple[bool, int, int, bool]:
-    """How far a run had come: of two states of one run, the later one is the greater."""
+    """Return a sort key for the progress of a run: of two states, the later one is greater."""
     metrics, starts = (len(content.get(f"{name}.jsonl", b"")) for name in ("metrics", "environment"))
     return "result.json" in content, metrics, starts, "failure.json" in content
 
@@ -389,7 +394,7 @@ def _plain(error: Exception) -> str:
 
 
 def find(words: Sequence[str], runs: str) -> list[Run]:
-    """Return the run of each word: its folder, its name or id in the store, or as much of either as is needed."""
+    """Return the run of each word: a folder, or a name or id in the store, or the unique beginning of one."""
     store: list[Run | Unreadable] | None = None
     found: list[Run] = []
     for word in words:
@@ -413,7 +418,7 @@ def _one(word: str, store: list[Run | Unreadable], runs: str) -> Run | Unreadabl
         if len(near) == 1:
             return near[0]
         if near:
-            raise ValueError(f"{word!r} may be {near[0].name} or {near[1].name} ({len(near)} in all); say more of it")
+            raise ValueError(f"{word!r} may be {near[0].name} or {near[1].name} ({len(near)} in all); give more of it")
     close = get_close_matches(word, [one.name for one in store], n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}?" if close else f"marginlens runs --runs {shlex.quote(runs)} lists them"
     raise ValueError(f"there is no run {word!r} in {runs}; {hint}")

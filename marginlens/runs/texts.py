@@ -1,4 +1,4 @@
-"""What `marginlens runs` prints: a table of runs, one run in full, several side by side."""
+"""Texts of `marginlens runs`: a table of runs, one run in full, several side by side."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from marginlens.runs.store import records
 
 NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
 DIVERGED = " (diverged)"
-"""Behind the accuracy of a probe whose loss ended far above guessing's."""
+"""Mark behind the accuracy of a probe that diverged: its loss ended far above guessing's."""
 
 
 def listed(runs: Sequence[Run], title: str) -> str:
-    """A line for each run, in plain columns: a frame around thousands of them takes longer than reading them."""
+    """Return a line for each run in plain columns, because drawing a frame around thousands of runs is slow."""
     measured = {"loss": "loss"} | evals.titles()
     rows = [("run", "state", "epochs", *measured.values(), "weights", "started", "settings")]
     for run in runs:
@@ -40,7 +40,7 @@ def listed(runs: Sequence[Run], title: str) -> str:
 
 
 def compared(found: dict[str, Any]) -> str:
-    """Settings that differ, then results; a column for each run."""
+    """Return a table of differing settings, then results, with a column for each run."""
     names = found["runs"]
     table = Table("", *(f"{i + 1}" for i in range(len(names))))
     for part in ("settings", "results"):
@@ -55,7 +55,7 @@ def compared(found: dict[str, Any]) -> str:
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, Any]:
-    """What differs in the settings, and what came of it."""
+    """Return the settings that differ, and the results."""
     dumps = [run.settings.model_dump(mode="json") for run in runs]
     differing = {name: [dump[name] for dump in dumps] for name in dumps[0] if len({str(d[name]) for d in dumps}) > 1}
     results: dict[str, list[Any]] = {
@@ -80,7 +80,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def described(run: Run) -> dict[str, Any]:
-    """All that a run says of itself."""
+    """Return everything known about a run."""
     return {
         "run": str(run.path),
         "id": run.id,
@@ -101,7 +101,7 @@ def described(run: Run) -> dict[str, Any]:
 
 
 def full(found: dict[str, Any]) -> str:
-    """One run, for reading: what came of it, then its settings, as options, since some metrics have the same names."""
+    """Return one run as text: results first, then settings as options, because some metrics have a setting's name."""
     head = Table(show_header=False)
     head.add_row("state", found["state"] + (f": {found['why']}" if "why" in found else ""))
     head.add_row("epochs done", f"{found['epochs_done']} of {found['settings']['epochs']}")
@@ -121,7 +121,7 @@ def full(found: dict[str, Any]) -> str:
 
 
 def amount(count: int) -> str:
-    """Bytes, for reading: 3.7 MB."""
+    """Format a number of bytes: 3.7 MB."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -131,7 +131,7 @@ def amount(count: int) -> str:
 
 
 def shown(found: Any, field: str) -> str:
-    """A value as a table has it."""
+    """Format a value for a table."""
     if found is None:
         return ""
     if isinstance(found, bool):
@@ -151,12 +151,12 @@ def _mark(run: Run, field: str) -> str:
 
 
 def label(one: Evaluation) -> str:
-    """What tells one evaluation from another: its kind, its data, and whatever is not as usual for those data."""
+    """Return an evaluation's name: its kind, its data, and settings that differ from the usual ones."""
     return " ".join([one.name, *(f"{name}={shown(setting, name)}" for name, setting in one.odd.items())])
 
 
 def _text(table: Table) -> str:
-    """As wide as it must be where the output is no terminal, so that no name is cut there."""
+    """Render a table. If the output is not a terminal, it is as wide as needed, so that no name is cut."""
     console = Console(**PLAIN, color_system=None)  # a style would be an escape sequence, as a hostile name is
     if not console.is_terminal:
         width = max(80, console.measure(plain_table(table)).maximum + 200)

@@ -1,4 +1,4 @@
-"""A run at work: its folder is begun, held by one process at a time, and its starts and failures are noted."""
+"""Work on a run: create its folder, hold it for one process, and note starts and failures."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from marginlens.runs.records import FORMAT, save_json
 from marginlens.runs.run import Run, open_run
 
 _KEPT: ContextVar[dict[Path, Hold] | None] = ContextVar("kept", default=None)
-"""Folders that are held until the end of `keeping`."""
+"""Folders held until the end of `keeping`."""
 _HOLDER = b"process "
-"""How a lock file begins, in which its holder is named."""
+"""First bytes of a lock file; the name of its holder follows."""
 
 
 class InUse(ValueError):  # noqa: N818  it is a state, not always an error
     """A run that another process holds."""
 
     code = 75
-    """What a worker ends with that finds its run so: it is no failure, and may be tried again."""
+    """Exit code of a worker that finds its run in use. This is no failure: it may retry."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A run's folder, held by this process: the folder itself is locked, and a file in it.
+    """A run's folder, held by this process through two locks: on the folder, and on a file in it.
 
-    The file's lock alone would not do: it can be removed, and another one be locked. The folder's alone would not
-    either: not every file system can lock folders. filelock would not do: it cannot lock a folder, and it cannot tell
-    whether a lock is held without writing to a store that is only looked at.
+    - The file's lock alone is not enough: the file can be removed, and another one locked.
+    - The folder's lock alone is not enough: not every file system can lock folders.
+    - filelock is not enough: it cannot lock a folder, or test a lock without writing to the store.
     """
 
     path: Path
     folder: int
-    """The folder, open."""
+    """Open handle of the folder."""
     file: int
-    """Its file `lock`, open."""
+    """Open handle of its file `lock`."""
     guarded: bool
-    """True if the folder is locked, and not only its file."""
+    """True if the folder itself is locked, too."""
 
     def check(self) -> None:
-        """Raise if what is at the folder's name now is not what this process holds: nothing more may be written."""
+        """Raise if the folder's name now belongs to another folder. Nothing more may be written then."""
         if not self._same(self.path, self.folder):
             raise Stopped(f"{self.path} was moved, removed or replaced meanwhile; nothing was written to it since")
         if not self.guarded and not self._same(self.path / "lock", self.file):
@@ -75,14 +75,14 @@ class Hold:
             return False
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         os.close(self.file)
         os.close(self.folder)
 
 
 @contextmanager
 def locked(run: Run) -> Iterator[Hold]:
-    """Hold the run's folder for this process; the system lets go of it however the process ends."""
+    """Hold the run's folder for this process. The system releases it however the process ends."""
     kept = _KEPT.get()
     if kept is not None:
         if run.path not in kept:
@@ -98,7 +98,7 @@ def locked(run: Run) -> Iterator[Hold]:
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Keep a run that is locked inside of this so until its end; it can be locked inside again."""
+    """Keep a run that is locked inside until the end; it can be locked again inside."""
     kept: dict[Path, Hold] = {}
     before = _KEPT.set(kept)
     try:
@@ -110,14 +110,14 @@ def keeping() -> Iterator[None]:
 
 
 def _take(run: Run) -> Hold:
-    """Lock the run's folder and its lock file, which stay locked while they are open."""
+    """Lock the run's folder and its lock file. The locks last while the two are open."""
     path = run.path / "lock"
     again = {"kept": "nothing was lost", "then": "give the command again"}
     with disk(run.path, **again):
         folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with disk(path, **again):
-            # a link would let us write into what it leads to, and a pipe would wait
+            # no symlink, because we would write into its target; no pipe, because we would wait
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(path, flags, 0o666)
         try:
@@ -141,7 +141,7 @@ def _take(run: Run) -> Hold:
 
 
 def _check_lock_file(path: Path, file: int) -> None:
-    """Raise unless a lock file is one: it is written to."""
+    """Raise unless this is a lock file, because it will be written to."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         raise ValueError(f"{path} is not a regular file; remove it")
     if os.pread(file, len(_HOLDER), 0) not in (b"", _HOLDER):
@@ -149,7 +149,9 @@ def _check_lock_file(path: Path, file: int) -> None:
 
 
 def _lock(file: int) -> bool | None:
-    """Lock what no other process holds for longer than a look at it takes; None if this cannot be locked at all."""
+    """Lock a file, and retry briefly, because others look at it for a moment. Return None if it cannot be locked at
+    all.
+    """
     for pause in (0.01, 0.1, 0.0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,13 +166,16 @@ def _lock(file: int) -> bool | None:
 
 
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of file systems that cannot lock a folder, as NFS cannot."""
+"""Errors of file systems that cannot lock a folder, such as NFS."""
 
 
 def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
-    """The folder of a run with these settings, made if it is not there; what is there must be the same run."""
+    """Return the run with these settings, and create its folder if needed.
+
+    An existing folder must hold the same run.
+    """
     fingerprint = feed.fingerprint
-    if settings.weights:  # found from elsewhere too
+    if settings.weights:  # absolute, so that it is found from any working directory
         settings = settings.model_copy(update={"weights": str(expanded(settings.weights).absolute())})
     identity = facts(settings, fingerprint)
     id_ = digits(identity)
@@ -179,7 +184,7 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
         run = open_run(path)
         if run.id != id_:
             raise ValueError(f"{path} holds a run of other settings; give --runs another folder")
-        return replace(run, settings=settings)  # the weights it starts from may lie elsewhere by now
+        return replace(run, settings=settings)  # these settings, because the initial weights may have moved
     try:
         path.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "id": id_, "settings": settings.model_dump(mode="json")}
@@ -187,7 +192,7 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
         save_json(path / "config.json", known | {"identity": identity})
     except OSError as error:
         with suppress(OSError):
-            path.rmdir()  # an empty one would be no run's folder, for everyone who looks into the store
+            path.rmdir()  # because an empty folder in a store is reported as damaged
         raise ValueError(f"cannot write to {path} ({error.strerror}); give --runs another folder") from None
     return open_run(path)
 
@@ -196,8 +201,8 @@ def make_run(settings: Pretrain, feed: Feed, runs: Path) -> Run:
 def failures(run: Run, step: Callable[[], int], hold: Hold | None = None) -> Iterator[None]:
     """Note in failure.json that the run failed, and at which step.
 
-    A signal that asked it to end is no failure, nor is a start that was refused at the door. A folder that is no
-    longer the run's gets no note.
+    A stop by a signal is no failure, and neither is invalid input at the start. If the folder is no longer the run's,
+    nothing is written.
     """
     try:
         yield
@@ -214,14 +219,14 @@ def failures(run: Run, step: Callable[[], int], hold: Hold | None = None) -> Ite
 
 
 def note_failure(run: Run, line: str, code: int, step: int) -> None:
-    """failure.json, if the disk takes it: that it is full is the failure, perhaps."""
+    """Write failure.json, if possible: the failure may be a full disk."""
     known = {"time": _now(), "line": " ".join(line.split()), "code": code, "step": step}
     with suppress(OSError):
         save_json(run.path / "failure.json", known)
 
 
 def environment(device: torch.device, **more: Any) -> dict[str, Any]:
-    """Where and with what a run runs."""
+    """Return the software, device and time of a run."""
     cuda = device.type == "cuda"
     return {
         "time": _now(),
@@ -238,7 +243,7 @@ def environment(device: torch.device, **more: Any) -> dict[str, Any]:
 
 
 def cpu_name(threads: int | str) -> str:
-    """What a run on so many threads of a CPU records as its device."""
+    """Return the device name that a run on this number of CPU threads records."""
     return f"CPU, {threads} threads"
 
 
@@ -248,14 +253,14 @@ def _now() -> str:
 
 @cache
 def _commit() -> str:
-    """The commit of the package's own checkout, with a + where files were changed; '' when it is not in one.
+    """Return the commit of the package's checkout, with a + if files were changed, or "" outside a checkout.
 
-    Asked once: a process runs the code that it has loaded, whatever is committed meanwhile.
+    Cached, because a process runs the code that it has loaded, whatever is committed meanwhile.
     """
     ask = ["git", "-C", str(Path(marginlens.__file__).parent)]
     describe = [*ask, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:
-        # fails where the package lies in someone else's checkout
+        # fails if the package is inside somebody else's checkout
         subprocess.run([*ask, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, timeout=5, check=True)
         found = subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,1 +1,1 @@
-"""The laboratory: from images to a representation to an accuracy."""
+"""Training: from images to a representation."""

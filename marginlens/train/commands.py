@@ -1,4 +1,4 @@
-"""`marginlens pretrain`, `embed`, `export`, and a command for each evaluation: docstrings are what --help prints."""
+"""`marginlens pretrain`, `embed`, `export`, and a command for each evaluation. --help prints these docstrings."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from marginlens.train import pretrain as training
 
 
 class PretrainPlace(Machine):
-    """Where and how a pre-training runs."""
+    """Where and how to run a pre-training."""
 
     runs: str = Field("runs", description="Folder of runs; the run gets a folder of its own in it.")
     engine: Literal["auto", "eager", "graph"] = Field(
         "auto", description="The step as one CUDA graph, or one operation after another; auto: a graph if possible."
     )
-    resume: bool = Field(False, description="Go on where the same run was interrupted; start it if it was not.")
-    knn_every: int = Field(10, ge=0, description="Epochs between looks at nearest neighbours; 0: at the end only.")
+    resume: bool = Field(False, description="Resume the same run if it was interrupted; otherwise start it.")
+    knn_every: int = Field(10, ge=0, description="Epochs between kNN evaluations; 0: at the end only.")
     checkpoint_seconds: float = Field(60.0, ge=0, description="Time between checkpoints.")
     lens: int = Field(0, ge=0, description="Steps between looks at the rows of the loss, for lens.jsonl; 0: none.")
 
 
 class EvaluatePlace(Machine):
-    """Where an evaluation runs."""
+    """Where to run an evaluation."""
 
-    again: bool = Field(False, description="Measure again what was measured before.")
+    again: bool = Field(False, description="Measure again, even if a result is stored.")
 
 
 class Beside(Settings):
-    """What is tried beside it."""
+    """Other rates to try."""
 
     beside: Rates = Field((), description="Learning rates to try beside --lr, on the same crops: one probe of each.")
 
@@ -57,18 +57,18 @@ class Elsewhere(Settings):
 
 
 class EmbedPlace(Machine):
-    """What to embed."""
+    """The images to embed."""
 
     data: str = Field(description="A folder of images, or the name of a prepared data set.")
     out: str = Field(description="The safetensors file to write.")
     split: str = Field("", description="The split to embed; not given: the first one.")
     size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
     resize: int = Field(0, ge=0, description="Resize images to this before the central crop; 0: to the crop.")
-    skip_bad: bool = Field(False, description="Leave out images that cannot be decoded.")
+    skip_bad: bool = Field(False, description="Skip images that cannot be decoded.")
 
 
 class ExportPlace(Settings):
-    """What to write."""
+    """The file to write."""
 
     out: str = Field(description="The safetensors file to write; its model card is written beside it.")
 
@@ -84,9 +84,9 @@ else:
 
 
 def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
-    """Pre-trains an encoder without labels, in a run's folder that can be resumed, probed and exported.
+    """Pre-train an encoder without labels, in a run's folder that can be resumed, probed and exported.
 
-    Whatever is not given takes the recipe's value for the data set; --print-config shows them all. For example:
+    Options that are not given take the recipe's value for the data set; --print-config shows all. For example:
 
         marginlens pretrain --method mocov3 --data shapes --encoder tiny --effect "emphasis(s=5)" --epochs 20
 
@@ -101,7 +101,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
         if place.resume:
             folder = expanded(place.runs) / run_name(chosen, open_data(chosen.data).fingerprint)
             if not folder.exists():
-                say_new(f"nothing was begun with these settings, so this is a new run: {folder}", error=True)
+                say_new(f"nothing to resume with these settings, so this is a new run: {folder}", error=True)
         run = training.pretrain(chosen, **place.model_dump())
         return {"run": str(run.path), **run.result.plain()}
 
@@ -114,7 +114,9 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
 
 def _next(run: str) -> str:
-    """What can be done with a run of such data: what has no labels cannot be probed, nor tested without test images."""
+    """Return the next command for a run. Data without labels cannot be probed; without test images a probe needs
+    --holdout.
+    """
     at = shlex.quote(run)
     try:
         data = open_data(open_run(run).settings.data)
@@ -132,7 +134,7 @@ def place_of(name: str) -> type[Settings]:
 
 
 def evaluation(name: str) -> Callable[..., None]:
-    """Return the command of an evaluation: its options are its settings, its help is its file's docstring."""
+    """Return an evaluation's command. Its options are the settings; its help is the file's docstring."""
     found, place = evals.get(name), place_of(name)
 
     def command(run: Path, settings: dict[str, Any]) -> None:
@@ -155,7 +157,7 @@ def evaluation(name: str) -> Callable[..., None]:
 
 
 def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> None:
-    """Writes a run's features of any images as safetensors, with the files' names beside them.
+    """Write a run's features of any images as safetensors, with the files' names beside them.
 
     Images are normalised as in pre-training. For example:
 
@@ -180,7 +182,7 @@ def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> Non
 
 
 def export(run: Positional[Path], settings: OmitArgPrefixes[ExportOptions]) -> None:
-    """Writes a run's backbone as safetensors under torchvision's names, and a model card beside it.
+    """Write a run's backbone as safetensors under torchvision's names, with a model card beside it.
 
     For example:
 

@@ -1,8 +1,8 @@
-"""How steps are taken: one operation after another (`eager`), or the whole step as one CUDA graph (`graph`).
+"""Engines take training steps: one operation after another (`eager`), or the whole step as one CUDA graph (`graph`).
 
-Both take the same steps: same samples, views, schedules, checkpoints. The eager one is the slow twin. The graph reads
-all that changes from tensors on the device (epoch, order of samples, position in it, learning rates, teacher's momenta,
-seed, the effect's numbers), so that a replay is a new step and never an old one again.
+Both take the same steps: same samples, views, schedules, checkpoints. The eager engine is the slow twin. The graph
+reads everything that changes from tensors on the device: epoch, order of samples, position in it, learning rates,
+teacher's momenta, seed, and the effect's numbers. So each replay is a new step.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from marginlens.train.trainer import Trainer, batches, count, state, train_step
 Name = Literal["auto", "eager", "graph"]
 
 _WARM = 3
-"""Steps before the capture: kernels are compiled, and cuDNN tries its algorithms."""
+"""Steps before the capture, in which kernels are compiled and cuDNN chooses its algorithms."""
 
 
 class Engine(Protocol):
-    """What the loop asks of an engine."""
+    """The interface that the training loop uses."""
 
     name: str
     about: str
-    """What was chosen, in words, for the terminal and the record."""
+    """The choice in words, for the terminal and the record."""
 
     def steps(self, trainer: Trainer) -> Iterator[None]:
-        """Takes what is left of the epoch, a step at a time."""
+        """Take the remaining steps of the epoch, one at a time."""
 
 
 def choose(name: Name, trainer: Trainer) -> Engine:
-    """The engine by that name; `auto` is the graph wherever it can be had."""
+    """Return the engine with this name. `auto` means the graph wherever it is possible."""
     if name == "eager":
         return Eager("as asked")
     why_not = obstacle(trainer.feed, trainer.precision)
@@ -52,7 +52,7 @@ def choose(name: Name, trainer: Trainer) -> Engine:
 
 
 def check(name: Name, feed: Feed, precision: torch.dtype) -> None:
-    """Refuses a graph where there can be none."""
+    """Raise if the name is unknown, or if a graph is asked for but not possible."""
     if name not in ("auto", "eager", "graph"):
         raise ValueError(f"there is no engine {name!r}; there are auto, eager and graph")
     if name == "graph" and (why_not := obstacle(feed, precision)):
@@ -60,7 +60,7 @@ def check(name: Name, feed: Feed, precision: torch.dtype) -> None:
 
 
 def obstacle(feed: Feed, precision: torch.dtype) -> str:
-    """Why a run cannot be captured, or nothing."""
+    """Return why a run cannot be captured, or ""."""
     if feed.device.type != "cuda":
         return f"a {feed.device.type} has no graphs"
     if not isinstance(feed, Arrays):
@@ -71,7 +71,7 @@ def obstacle(feed: Feed, precision: torch.dtype) -> str:
 
 
 class Eager:
-    """One operation after another."""
+    """Take steps one operation after another."""
 
     name = "eager"
 
@@ -85,11 +85,12 @@ class Eager:
 
 
 class Graph:
-    """Views, teacher, student, loss, gradient, SGD and EMA, captured once and replayed.
+    """Capture views, teacher, student, loss, gradient, SGD and EMA once, and replay them.
 
-    Weights live in flat buffers (`kernels/sgd_ema.py`), beside them what is multiplied: half-precision copies, in a
-    shadow of the method that shares everything else with it. The teacher's half of the loss, and gradients of weights,
-    run on streams of their own `beside` the rest. With `captured=False` the same step runs operation by operation.
+    Weights live in flat buffers (`kernels/sgd_ema.py`), with half-precision copies beside them. The copies replace the
+    weights in a shadow of the method, which shares everything else with it. With `beside`, the teacher's half of the
+    loss and the gradients of weights run on streams of their own. With `captured=False` the same step runs operation by
+    operation.
     """
 
     name = "graph"
@@ -129,7 +130,7 @@ class Graph:
             yield
 
     def begin(self, epoch: int, done: int) -> None:
-        """Puts an epoch's order and schedules where the graph reads them."""
+        """Put an epoch's order and schedules where the graph reads them."""
         trainer = self.trainer
         order = draw.order(trainer.samples, trainer.settings.seed, epoch, self.order.device)
         self.order.copy_(order[: self.order.numel()].view_as(self.order))
@@ -142,7 +143,7 @@ class Graph:
             group["lr"] = trainer.lr_at(steps[-1])
 
     def step(self) -> None:
-        """The whole step, from what is on the device alone."""
+        """Take a whole step, reading only from the device."""
         at = self.position[None]
         self.seen = self._views(self.order.index_select(0, at)[0])
         with fast(self.side):
@@ -170,7 +171,7 @@ class Graph:
         return [view.contiguous(memory_format=torch.channels_last) for view in made]
 
     def _loss(self, views: list[Tensor]) -> Tensor:
-        """The teacher's half on a stream of its own, beside the student's."""
+        """Compute the teacher's half on a stream of its own, beside the student's."""
         if self.teacher is None:
             return self.method.compare(self.method.queries(views), self.method.keys(views))
         here = torch.cuda.current_stream()
@@ -182,7 +183,7 @@ class Graph:
         return self.method.compare(queries, keys)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Steps to warm up, which are taken back, and one that is recorded and not executed."""
+        """Warm up, undo the warm-up, and return the graph of one more step, which is recorded but not executed."""
         self.begin(0, 0)
         before = {name: tensor.clone() for name, tensor in state(self.trainer).items()}
         with fastest_convolutions(limit=0):
@@ -195,7 +196,10 @@ class Graph:
 
 
 def shadow(method: Any, half: dict[str, Tensor]) -> tuple[Any, list[Tensor]]:
-    """The method with the parameters in `half` in place of its own; all else is shared. And what learns, in order."""
+    """Return the method with the parameters in `half` in place of its own, and the parameters that learn, in order.
+
+    Everything else is shared with the method.
+    """
     other = copy.deepcopy(method)
     for place, module in method.named_modules():
         twin = other.get_submodule(place)
@@ -208,9 +212,9 @@ def shadow(method: Any, half: dict[str, Tensor]) -> tuple[Any, list[Tensor]]:
 
 
 def on_device(effect: Effect, device: torch.device) -> tuple[Effect, dict[str, Tensor]]:
-    """The effect with its numbers on the device, where a captured graph reads them anew; and these, by name.
+    """Return the effect with its numbers on the device, where a captured graph reads them, and these numbers by name.
 
-    What is at its default stays as it is: an effect may ask whether it is, and BYOL takes a margin without m2 only.
+    Defaults stay plain numbers, because an effect may check for them: BYOL takes a margin only if m2 is at its default.
     """
     numbers: dict[str, Tensor] = {}
     moved = []
@@ -228,7 +232,7 @@ def on_device(effect: Effect, device: torch.device) -> tuple[Effect, dict[str, T
 
 
 def _clip(grads: tuple[Tensor, ...], most: float) -> Tensor | None:
-    """What to multiply gradients by, so that their norm is at most `most`, as `clip_grad_norm_` has it."""
+    """Return the factor that limits the gradients' norm to `most`, as `clip_grad_norm_` does, or None."""
     if not most:
         return None
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))

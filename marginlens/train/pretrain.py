@@ -1,7 +1,7 @@
 """Pre-training: views -> embeddings -> loss -> step -> EMA -> record.
 
-Everything random is a function of (seed, epoch, sample), so a run that was killed and resumed ends, on a CPU, with the
-bits of one that was not.
+All randomness is a function of (seed, epoch, sample). So on a CPU, a run that was killed and resumed is bit-identical
+to a run that was not.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from marginlens.train.tensorboard import Curves
 from marginlens.train.trainer import Trainer, causes, check_data, load, look, make_optimizer, state
 
 COLLAPSED = 0.05
-"""A spread below this is warned about. Seen: 0.09 and more before training, 0.4 and more after, 0.02 in a collapse."""
+"""A spread below this gives a warning. Measured: at least 0.09 before training, at least 0.4 after, 0.02 in a
+collapse."""
 
 LINES = ("metrics", "speed", "lens")
 """Files that get a line for each epoch."""
 
 SEEN = 256
-"""Images whose spread is looked at."""
+"""Number of images for the spread."""
 
 
 def pretrain(
@@ -62,12 +63,21 @@ def pretrain(
     lens: int = 0,
     quiet: bool = False,
 ) -> Run:
-    """Pre-trains with these settings in a folder of its own below `runs`, and returns the run.
+    """Pre-train with these settings, in a folder of its own in `runs`, and return the run.
 
-    A run that is complete is returned as it is. One that was interrupted goes on with `resume=True`. `knn_every`:
-    epochs between looks at nearest neighbours (0: at the end only); `checkpoint_seconds`: time between checkpoints;
-    `engine`: "graph" captures the whole step once and replays it, "auto" does so where it can. `lens`: steps between
-    looks at the rows of the loss, written to lens.jsonl for each epoch (0: none); the result is the same with it.
+    A complete run is returned without training. An interrupted run needs `resume=True`.
+
+    Args:
+        settings: Everything that determines the result.
+        runs: Folder of runs.
+        resume: Continue the same run if it was interrupted.
+        device: "auto", "cpu", "cuda" or "cuda:0".
+        engine: "graph" captures the whole step as a CUDA graph, "eager" does not; "auto" captures if possible.
+        workers: Processes that decode images.
+        knn_every: Epochs between kNN evaluations; 0 means only at the end.
+        checkpoint_seconds: Time between checkpoints.
+        lens: Steps between looks at the rows of the loss, for lens.jsonl; 0 means none. The result is the same.
+        quiet: Print nothing.
     """
     if not isinstance(settings, Pretrain):
         raise TypeError(f"settings must be a marginlens.Pretrain, such as Pretrain(data='shapes'), not {settings!r}")
@@ -79,7 +89,7 @@ def pretrain(
     engines.check(engine, feed, choose_precision(settings.amp, where))
     if engine == "graph" and (why := unmarked(METHODS[settings.method])):
         raise ValueError(f"engine is 'graph', and {why}; leave it to auto, or say eager")
-    # what does not fit is refused before there is a folder
+    # both raise for settings that do not fit, before there is a folder
     make_views(settings, feed)
     make_encoder(settings)
     run = work.make_run(settings, feed, Path(runs))
@@ -87,7 +97,7 @@ def pretrain(
         return run
     trainer: Trainer | None = None
     with lock.locked(run) as hold, work.failures(run, lambda: trainer.step if trainer else 0, hold):
-        if _done(run, resume, quiet):  # by whoever held it until now
+        if _done(run, resume, quiet):  # again, because another process may have finished it before we got the lock
             return run
         lower = f"--batch ({settings.batch}) first, and --lr with it, then --size, --hidden or the --encoder"
         with memory(lower):
@@ -99,7 +109,7 @@ def pretrain(
                 with feed.kept(), Curves(run.path / "tensorboard", trainer.step) as curves:
                     train(trainer, chosen, display, curves, asked, knn_every, checkpoint_seconds, recorder)
         for path in stale(trainer):
-            Display("", quiet=quiet).say(f"{path} was of weights that are gone: it is removed; measure it again")
+            Display("", quiet=quiet).say(f"removed {path}, which measured weights that no longer exist; measure again")
             path.unlink()
         finish(trainer)
     return run
@@ -110,12 +120,12 @@ def _done(run: Run, resume: bool, quiet: bool) -> bool:
     done = run.complete and not (resume and damaged_end(run))
     if done:
         run.check_records()
-        Display("", quiet=quiet).say(f"{run.path} is complete already")
+        Display("", quiet=quiet).say(f"{run.path} is already complete")
     return done
 
 
 def start(run: Run, feed: Feed, samples: int) -> Trainer:
-    """Everything as it is before the first step."""
+    """Return the state before the first step."""
     settings = run.settings
     precision = choose_precision(settings.amp, feed.device)
     method = make_method(settings)
@@ -129,18 +139,18 @@ def start(run: Run, feed: Feed, samples: int) -> Trainer:
 
 
 def damaged_end(run: Run) -> bool:
-    """Whether a complete run's last checkpoint is damaged or gone, and one before it is whole."""
+    """True if a complete run's last checkpoint is damaged or missing, and an earlier one is whole."""
     found, _ = checkpoint.newest(run.path / "checkpoints", run.id)
     return found is not None and bool(found.facts["step"] != run.result.steps)
 
 
 def stale(trainer: Trainer) -> list[Path]:
-    """Evaluations of other weights than these: of an end that was made again, which on a GPU is not the same twice."""
+    """Return evaluations of other weights: those of an end that was redone, which differs on a GPU."""
     kept = sorted((trainer.run.path / "evaluations").glob(EVALUATION_FILES))
     own = fingerprint(trainer.method.student["backbone"]) if kept else ""
     found = []
     for path in kept:
-        with suppress(ValueError):  # what cannot be read is not for training to judge
+        with suppress(ValueError):  # an unreadable file is reported when somebody reads the run
             known = records.read_json(path)
             if known.get("run") == trainer.run.id and known.get("backbone_sha256", own) != own:
                 found.append(path)
@@ -148,11 +158,11 @@ def stale(trainer: Trainer) -> list[Path]:
 
 
 def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Engine:
-    """Takes up the newest whole checkpoint, if going on was asked for, makes the engine, and notes the start."""
+    """Load the newest whole checkpoint if resuming, choose the engine, and note the start."""
     run = trainer.run
     found, damaged = checkpoint.newest(run.path / "checkpoints", run.id)
     for line in damaged:
-        display.say(f"{line}; the one before it is used")
+        display.say(f"{line}; using the one before it")
     if found is not None and not resume:
         raise ValueError(f"{run.path} was interrupted at step {found.facts['step']} of {trainer.total}; add --resume")
     precision = str(trainer.precision).removeprefix("torch.")
@@ -166,21 +176,21 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.say(f"resuming {run.path} at step {trainer.step} of {trainer.total}")
         else:
             if done := len(run.metrics):
-                kept = f"{done} of {trainer.settings.epochs} epochs of records and no weights to go on from"
-                display.say(f"{run.path} has {kept}: it begins again")
+                kept = f"records of {done} of {trainer.settings.epochs} epochs, but no checkpoint"
+                display.say(f"{run.path} has {kept}: starting over")
             display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
             if "test" in trainer.settings.split.split("+"):
-                display.say("note: it learns from the test images, so its accuracy on them says little of others")
+                display.say("note: it learns from the test images, so its accuracy on them says little about others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         records.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
         records.rewind(run.path / "lens.jsonl", found.facts.get("lens", 0) if found else 0)
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if f.idle]:
-            display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or say plain")
+            display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or use plain")
     why = unmarked(type(trainer.method)) if engine == "auto" else ""
     chosen = engines.Eager(why) if why else engines.choose(engine, trainer)
     display.say(f"engine: {chosen.about}")
     with disk(run.path, "nothing was lost"):
-        for name in ("failure.json", "result.json"):  # how it ended before is past
+        for name in ("failure.json", "result.json"):  # because these describe an earlier end
             (run.path / name).unlink(missing_ok=True)
         trainer.written = {name: records.length(run.path / f"{name}.jsonl") for name in LINES}
         facts = {"precision": precision, "engine": chosen.name, "engine_about": chosen.about, "step": trainer.step}
@@ -189,12 +199,12 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
 
 
 def _check_precision(run: Run, precision: str) -> None:
-    """A run goes on in the precision it began in, or it would be another run."""
-    began = next((start for start in reversed(run.starts) if not start.step), None)  # earlier ones left nothing behind
+    """Raise unless the run resumes in the precision it started in, because the result would differ."""
+    began = next((start for start in reversed(run.starts) if not start.step), None)  # earlier starts left no weights
     if began is not None and began.precision not in ("", precision):
         raise ValueError(
-            f"{run.path} began in {began.precision} on {began.device}, and would go on in {precision} here; "
-            f"go on where it began"
+            f"{run.path} began in {began.precision} on {began.device}, but would resume in {precision} here; "
+            f"resume it on such a device"
         )
 
 
@@ -208,7 +218,7 @@ def train(
     checkpoint_seconds: float,
     recorder: Recorder | None = None,
 ) -> None:
-    """Runs to the end, or to a signal; checkpoints on the way."""
+    """Train to the end, or until a signal, with checkpoints on the way."""
     saved = time.monotonic()
     while trainer.step < trainer.total:
         begin = time.perf_counter()
@@ -231,7 +241,7 @@ def train(
 
 
 def _steps(trainer: Trainer, engine: Engine) -> Iterator[None]:
-    """What is left of the epoch, up to a file that cannot be read: what was learned before it is kept."""
+    """Take the rest of the epoch's steps. Save a checkpoint if an image cannot be read."""
     try:
         yield from engine.steps(trainer)
     except DataError:
@@ -242,7 +252,7 @@ def _steps(trainer: Trainer, engine: Engine) -> Iterator[None]:
 def end_epoch(
     trainer: Trainer, display: Display, curves: Curves, knn_every: int, recorder: Recorder | None = None
 ) -> None:
-    """Measure an epoch, and write the numbers down."""
+    """Measure an epoch, and record the numbers."""
     settings, epoch = trainer.settings, trainer.step // trainer.per_epoch
     last = trainer.step == trainer.total
     metrics: dict[str, Any] = {
@@ -263,8 +273,8 @@ def end_epoch(
     if (least := min(metrics["spread"], metrics["embedding_spread"])) < COLLAPSED and not trainer.warned:
         trainer.warned = True
         display.say(
-            f"warning: the {which} have hardly any spread at epoch {epoch} ({least:.1e}; 1 is an even sphere): they "
-            f"collapse, unless this is the very beginning; lower lr, or check that the negatives get a gradient"
+            f"warning: the {which} have hardly any spread at epoch {epoch} ({least:.1e}; 1 fills the sphere): they "
+            f"have collapsed, unless training has just begun; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
     looked = recorder.read() if recorder is not None else {}
@@ -281,14 +291,14 @@ def end_epoch(
 
 @contextmanager
 def writing(trainer: Trainer, name: str) -> Iterator[Path]:
-    """Write a file of the run, which must be where it was: a folder that is gone is not made again."""
+    """Write a file of the run. A run's folder that is gone is not created again."""
     path = trainer.run.path / name
     check_hold(trainer)
     try:
         with disk(path, trainer.kept):
             yield path
     except Stopped:
-        check_hold(trainer)  # the folder went while we wrote: that is what must be reported
+        check_hold(trainer)  # reports a moved folder in place of the disk's error
         raise
 
 
@@ -299,7 +309,7 @@ def check_hold(trainer: Trainer) -> None:
 
 
 def save(trainer: Trainer) -> None:
-    """Writes a checkpoint, unless there is anything in it that is not a number."""
+    """Write a checkpoint. Raise if a number in it is not finite."""
     if trainer.losses.device.type != "cpu":
         look(trainer)
     tensors, run = state(trainer), trainer.run
@@ -336,12 +346,15 @@ def _last_loss(trainer: Trainer) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _some(samples: int) -> Tensor:
-    """Samples from all over: the first ones may be of one class. Drawn once, since all must be sorted for it."""
+    """Return samples from the whole split, because the first ones may share a class.
+
+    Cached, because sorting is slow.
+    """
     return draw.order(samples, 0, 0)[:SEEN].sort().values
 
 
 def _spreads(trainer: Trainer) -> dict[str, float]:
-    """How far apart some images lie: their features, and their embeddings, which collapse first."""
+    """Return the spread of some images' features, and of their embeddings, which collapse first."""
     some = _some(trainer.samples)
     student = trainer.method.student
     images = plain_images(trainer.feed, trainer.settings.split, some, trainer.settings.size)

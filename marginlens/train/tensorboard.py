@@ -1,6 +1,6 @@
-"""The metrics once more for TensorBoard, where it is installed.
+"""Write the metrics for TensorBoard, too, if it is installed.
 
-Written here and now, without the thread of torch's `SummaryWriter`: what the disk refuses is said where it happens.
+Written directly, without the thread of torch's `SummaryWriter`, so that a disk error is raised where it happens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marginlens.errors import disk
 
 
 class Curves:
-    """Scalars by step; nothing where tensorboard is not installed. What was written beyond `step` is forgotten."""
+    """Scalars by step. Does nothing if tensorboard is not installed. Points after `step` are dropped."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.file: FileIO | None = None
@@ -37,7 +37,7 @@ class Curves:
             self.file.close()
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """One point for each number."""
+        """Add one point for each number."""
         if self.file is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 

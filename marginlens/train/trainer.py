@@ -1,4 +1,4 @@
-"""A run at work: its state, one step of it, and what a checkpoint has to hold."""
+"""A run at work: its state, one step of it, and the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from marginlens.runs.run import Run
 from marginlens.runs.work import Hold
 
 LOOK_EVERY = 50
-"""Steps between looks at the loss where looking makes the host wait for a device."""
+"""Steps between checks of the loss on a device, because each check makes the host wait."""
 
 
 @dataclass
 class Trainer:
-    """A run at work: what changes from step to step, and what it is made of."""
+    """A run at work: its parts, and the state that changes from step to step."""
 
     run: Run
     feed: Feed
@@ -40,22 +40,22 @@ class Trainer:
     views: tuple[View, View]
     samples: int
     losses: Tensor
-    """Loss of each step of the epoch under way, (steps per epoch,), on the device."""
+    """Loss of each step of the current epoch, (steps per epoch,), on the device."""
     step: int = 0
     saved: Path | None = None
     """The newest checkpoint."""
     seconds: float = 0.0
-    """Time spent in the epoch's steps."""
+    """Time spent in this epoch's steps."""
     counted: int = 0
     """Images trained on in those seconds."""
     warned: bool = False
     """True if a collapse has been reported."""
     hold: Hold | None = None
-    """This process's hold of the run's folder; None where nothing is written."""
+    """This process's hold of the run's folder. None if nothing is written."""
     seen: list[Tensor] = field(default_factory=list)
-    """The views of the last step, where it was taken operation by operation."""
+    """Views of the last eager step."""
     written: dict[str, int] = field(default_factory=dict)
-    """Length of each file of lines when this process last wrote to it."""
+    """Length of each file of lines after this process's last write."""
 
     @property
     def settings(self) -> Pretrain:
@@ -71,7 +71,7 @@ class Trainer:
 
     @property
     def kept(self) -> str:
-        """What is safe, whatever happens next."""
+        """Which checkpoint is safe, for messages."""
         return f"the last good checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
     @property
@@ -79,33 +79,33 @@ class Trainer:
         return self.counted / self.seconds if self.seconds else 0.0
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return learning_rate(step, self.total, self.settings.lr, self.settings.warmup * self.per_epoch)
 
     def ema_at(self, step: int) -> float:
-        """The teacher's momentum after a step."""
+        """Return the teacher's momentum after a step."""
         return MOMENTA[self.settings.ema_schedule](self.settings.ema, step, self.total)
 
 
 def check_data(settings: Pretrain, feed: Feed) -> int:
-    """The number of images to learn from, if there are enough for a batch."""
+    """Return the number of images to learn from. Raise if the data do not fit the settings."""
     samples = len(feed.labels(settings.split))
     if settings.limit > samples:
-        raise ValueError(f"limit is {settings.limit}, and {feed.name} has {samples:,} images in {settings.split}")
+        raise ValueError(f"limit is {settings.limit}, but {feed.name} has {samples:,} images in {settings.split}")
     if settings.weak_crop == "padded" and feed.size != (settings.size, settings.size):
         has = "many sizes" if feed.size is None else "{} x {} px".format(*feed.size)
         raise ValueError(
-            f"the padded crop needs images of the views' size, {settings.size} px, and {feed.name} has {has}; "
+            f"the padded crop needs images of the views' size, {settings.size} px, but {feed.name} has {has}; "
             f"give --size, or --weak-crop resized"
         )
     samples = settings.limit or samples
     if settings.batch > samples:
-        raise ValueError(f"batch is {settings.batch}, and there are only {samples:,} images; lower --batch")
+        raise ValueError(f"batch is {settings.batch}, but there are only {samples:,} images; lower --batch")
     return samples
 
 
 def batches(trainer: Trainer) -> Iterator[list[Tensor]]:
-    """Views of what is left of the epoch; a last partial batch is left out."""
+    """Return the views of the rest of the epoch, batch by batch. A last partial batch is left out."""
     settings, (epoch, done) = trainer.settings, divmod(trainer.step, trainer.per_epoch)
     order = draw.order(trainer.samples, settings.seed, epoch)
     left = order[done * settings.batch : trainer.per_epoch * settings.batch]
@@ -113,7 +113,7 @@ def batches(trainer: Trainer) -> Iterator[list[Tensor]]:
 
 
 def train_step(trainer: Trainer, views: list[Tensor]) -> None:
-    """One step of the method: loss, gradient, SGD, EMA."""
+    """Take one step: loss, gradient, SGD, EMA."""
     settings, method, optimizer, scaler = trainer.settings, trainer.method, trainer.optimizer, trainer.scaler
     for group in optimizer.param_groups:
         group["lr"] = trainer.lr_at(trainer.step)
@@ -133,7 +133,7 @@ def train_step(trainer: Trainer, views: list[Tensor]) -> None:
 
 
 def count(trainer: Trainer) -> None:
-    """Counts a step that was taken, and looks at the losses where that is due."""
+    """Count a finished step, and check the losses if that is due."""
     trainer.step += 1
     trainer.counted += trainer.settings.batch
     if trainer.losses.device.type == "cpu" or trainer.step % LOOK_EVERY == 0 or trainer.step % trainer.per_epoch == 0:
@@ -141,7 +141,7 @@ def count(trainer: Trainer) -> None:
 
 
 def look(trainer: Trainer) -> None:
-    """Stops a run whose loss is no longer a number, and says at which step that was."""
+    """Raise if a loss is NaN or infinite, and name its step."""
     done = (trainer.step - 1) % trainer.per_epoch + 1
     bad = (~trainer.losses[:done].isfinite()).nonzero()
     if len(bad):
@@ -151,7 +151,7 @@ def look(trainer: Trainer) -> None:
 
 
 def causes(trainer: Trainer) -> str:
-    """What is safe, and why a number may have stopped being one."""
+    """Return the last checkpoint, and likely reasons for a loss that is not finite."""
     s = trainer.settings
     loose = s.beta < 1.0 and ml.effect(s.effect).unbounded
     weights = ", or the effect's weights are unbounded" if loose else ""
@@ -163,31 +163,31 @@ def causes(trainer: Trainer) -> str:
 
 
 def state(trainer: Trainer) -> dict[str, Tensor]:
-    """Every tensor that the next step depends on."""
+    """Return every tensor that the next step depends on."""
     found = {f"method.{name}": tensor for name, tensor in module_of(trainer.method).state_dict().items()}
     found |= {f"optimizer.{name}": tensor for name, tensor in _momenta(trainer).items()}
     return found | {"losses": trainer.losses}
 
 
 def load(trainer: Trainer, found: checkpoint.Checkpoint) -> None:
-    """Put a checkpoint's state in place."""
+    """Restore a checkpoint's state."""
     facts = found.facts
     if lost := [name for name in ("run", "metrics", "speed", "seconds", "counted") if name not in facts]:
         raise ValueError(f"{found.path} is not a checkpoint that a run wrote: it has no {lost[0]}; remove it")
     if facts["step"] > trainer.total:
-        raise ValueError(f"{found.path} is of step {facts['step']}, and the run has {trainer.total}; remove it")
+        raise ValueError(f"{found.path} holds step {facts['step']}, but the run has {trainer.total}; remove it")
     checkpoint.fill(state(trainer), found)
     if trainer.scaler.is_enabled() and "scaler" in facts:
         try:
             trainer.scaler.load_state_dict(facts["scaler"])
         except (KeyError, RuntimeError) as error:
-            raise ValueError(f"{found.path} has no whole state of its scaler ({error}); remove it") from None
+            raise ValueError(f"{found.path} has an incomplete loss scaler ({error}); remove it") from None
     trainer.step, trainer.seconds, trainer.counted = (facts[name] for name in ("step", "seconds", "counted"))
     trainer.saved = found.path
 
 
 def _momenta(trainer: Trainer) -> dict[str, Tensor]:
-    """SGD's momentum of each parameter by its name; zeros before the first step, which mean the same."""
+    """Return SGD's momentum of each parameter by name. Missing ones become zeros, which mean the same."""
     names = {parameter: name for name, parameter in module_of(trainer.method).named_parameters()}
     found = {}
     for group in trainer.optimizer.param_groups:
@@ -200,7 +200,7 @@ def _momenta(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def make_optimizer(settings: Pretrain, method: nn.Module) -> torch.optim.SGD:
-    """SGD over what learns; norms and biases decay with the rest, or not at all."""
+    """Return SGD over the parameters that learn. Norms and biases decay like the others, or not at all."""
     learning = {name: p for name, p in method.named_parameters() if p.requires_grad}
     flat = [] if settings.decay_all else [p for p in learning.values() if p.dim() <= 1]
     spared = {id(p) for p in flat}

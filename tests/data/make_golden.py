@@ -1,6 +1,7 @@
-"""Makes golden.npz: what torchvision itself does to a few small images, in 16 bits. Run where it can be imported.
+"""Make golden.npz: torchvision's own output for a few small images, in 16 bits. Run it where torchvision can be
+imported.
 
-python tests/data/make_golden.py tests/data/golden.npz
+    python tests/data/make_golden.py tests/data/golden.npz
 """
 
 import sys

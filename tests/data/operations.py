@@ -1,4 +1,4 @@
-"""CIFAR-10's moments as the recipe has them, and each operation of a view by itself: what it asks of a `View`."""
+"""CIFAR-10's moments from the recipe, and a `View` for each operation alone."""
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 ALONE = {

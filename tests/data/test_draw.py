@@ -168,7 +168,7 @@ def test_padded_boxes():
     for column, count in ((0, 9), (1, 17)):
         assert stats.chisquare(torch.bincount(boxes[:, column] + 4, minlength=count).numpy()).pvalue > LEAST_P
         assert (boxes[:, column].min(), boxes[:, column].max()) == (-4, count - 5)
-    with pytest.raises(ValueError, match=r"images are 20 x 40, and with a padding of 4 still smaller than the crop"):
+    with pytest.raises(ValueError, match=r"images are 20 x 40, .*padding of 4 .*the crop of"):
         draw.padded_boxes(u, 20, 40, 32, 4)
 
 
@@ -273,7 +273,7 @@ def test_integers_stay_below(n):
         ({"epoch": torch.tensor(1.5)}, "epoch must be an integer, not a torch.float32 tensor"),
         ({"number": 2**24}, "number is 16777216"),
         ({"number": 1.0}, "number is 1.0"),
-        ({"indices": torch.tensor([3, -2])}, "indices go down to -2"),
+        ({"indices": torch.tensor([3, -2])}, "index is -2"),
         ({"indices": torch.tensor([1.0])}, "indices must be a vector of integers"),
         ({"indices": torch.zeros(2, 2, dtype=torch.long)}, "of shape (2, 2)"),
     ],

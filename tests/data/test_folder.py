@@ -1,4 +1,4 @@
-"""Folders of images: both trees, every kind of image, and views that are cut while decoding."""
+"""Folders of images: both trees, every kind of image, and views cropped during decoding."""
 
 import json
 import math

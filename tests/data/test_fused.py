@@ -1,6 +1,6 @@
-"""The fused kernel against its slow twins: what it draws to the bit, what it makes of it to 1e-5 of a pixel's range.
+"""The fused kernel against its slow twins: parameters to the bit, pixels to 1e-5 of their range.
 
-A bfloat16 may in addition be off by half a step, 2^-8 of it; in the interpreter by a whole one, as that rounds down.
+A bfloat16 may also be off by half a step, 2^-8 of it; in the interpreter by a whole step, because that rounds down.
 """
 
 import math
@@ -230,13 +230,13 @@ BAD = {
     "views of 129 pixels from images of 32 x 32 are too large": {"views": (View(size=129),)},
     "the views have sizes [16, 32]": {"views": (STRONG, SMALL)},
     "the views have sizes []": {"views": ()},
-    "and with a padding of 4 still smaller than the crop of 64": {"views": (replace(PADDED, size=64),)},
+    "even with a padding of 4 smaller than the crop of 64": {"views": (replace(PADDED, size=64),)},
     "chosen is torch.int32 of shape (4,)": {"chosen": CHOSEN.int()},
     "chosen is torch.int64 of shape (2, 2)": {"chosen": CHOSEN.view(2, 2)},
     "chosen goes from 1 to 4, but there are 4 images": {"chosen": CHOSEN + 1},
     "chosen and indices are both None": {"chosen": None},
     "indices is torch.int64 of shape (3,); it must be contiguous torch.int64 of shape (4,)": {"indices": CHOSEN[:3]},
-    "indices go down to -1": {"indices": CHOSEN - 1},
+    "index is -1": {"indices": CHOSEN - 1},
     "chosen is on meta and the images are on cpu": {"chosen": CHOSEN.to("meta")},
     "seed is -1": {"seed": -1},
     "seed is 18446744073709551616": {"seed": 1 << 64},

@@ -1,4 +1,4 @@
-"""`shapes`: deterministic, disjoint, and no easy prey for pixels."""
+"""`shapes` is deterministic, its splits are disjoint, and pixels say little about the class."""
 
 import math
 import time

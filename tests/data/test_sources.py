@@ -1,4 +1,4 @@
-"""Official formats, read right; everything else refused by name and reason."""
+"""Official formats are read right; everything else is refused with its name and the reason."""
 
 import http.server
 import shutil
@@ -170,7 +170,7 @@ def test_archives_write_nothing_outside(cifar10, tmp_path, data_root):
 def test_damaged_archives(content, tmp_path):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is damaged, or no tar archive: [^\n]+; fetch it again\Z"):
+    with pytest.raises(DataError, match=r"is damaged, or not a tar archive: [^\n]+; fetch it again\Z"):
         prepare("cifar10", path)
 
 

@@ -1,4 +1,4 @@
-"""A store is there whole or not at all."""
+"""A store exists whole or not at all."""
 
 import errno
 import json
@@ -113,7 +113,7 @@ def test_what_is_read_while_another_is_written_is_of_one_writing(monkeypatch, at
         ({"train": [Batch(np.zeros((2, 3, 4), np.uint8), np.array([0, 1]))]}, r"images are uint8 \(2, 3, 4\)"),
         (
             {"train": [Batch(np.zeros((3, 3, 4, 4), np.uint8), np.array([0, 1])), *batches(4)]},
-            r"3 images with labels int64 \(2,\); each must have a whole number, -1 where there is none",
+            r"3 images with labels int64 \(2,\); each image must have a whole number, or -1",
         ),
         ({"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([0.0, 1.0]))]}, "with labels float64"),
         ({"train": [Batch(np.zeros((2, 3, 4, 4), np.uint8), np.array([False, True]))]}, "with labels bool"),
@@ -135,8 +135,8 @@ def test_damaged_stores_are_refused_by_name(data_root):
     good = record.read_text()
     for content, line in (
         ("{", "store.json is damaged"),
-        ("[]", "of another version"),
-        (json.dumps(json.loads(good) | {"format": 99}), "of another version"),
+        ("[]", "another version"),
+        (json.dumps(json.loads(good) | {"format": 99}), "another version"),
         (good.replace("[\n    10,", "[\n    11,"), "it was changed after it was written"),
         (older(good.replace("[\n    10,", "[\n    11,").replace("[\n    10\n", "[\n    11\n")), "its record says"),
     ):

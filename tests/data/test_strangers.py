@@ -1,4 +1,4 @@
-"""Nothing of the user's is ever replaced or removed: whatever we did not write is left as it is, in every place."""
+"""Nothing of the user's is ever replaced or removed: files that we did not write stay, everywhere."""
 
 import json
 import os
@@ -331,11 +331,11 @@ def test_another_kind_is_not_replaced(data_root, tmp_path):
     """Arrays that somebody wrote by hand are perhaps nowhere else."""
     tree_of_jpegs(tmp_path / "photos")
     kept = write("mine").fingerprint
-    with pytest.raises(DataError, match="mine is a data set of arrays, which is not replaced by another kind"):
+    with pytest.raises(DataError, match="mine is a data set of arrays, and is not replaced"):
         folder.prepare_folder(tmp_path / "photos", "mine")
     assert store.read("mine").fingerprint == kept
     folder.prepare_folder(tmp_path / "photos", "pets")
-    with pytest.raises(DataError, match="pets is an index of a folder of images, which is not replaced"):
+    with pytest.raises(DataError, match="pets is an index of a folder of images, and is not replaced"):
         write("pets")
 
 

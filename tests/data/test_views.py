@@ -397,7 +397,7 @@ def test_recipes():
         ({"size": 32.0}, "View: size is 32.0"),
         ({"padding": -1}, "View: padding is -1"),
         ({"crop": "centre"}, "View: crop is 'centre'; it must be 'resized' or 'padded'"),
-        ({"scale": (0.5, 0.2)}, "View: scale is (0.5, 0.2); the smaller number comes first"),
+        ({"scale": (0.5, 0.2)}, "View: scale is (0.5, 0.2); the smaller number must"),
         ({"scale": (0.2, 1.5)}, "View: scale is 1.5; it must be a number from 1e-06 to 1"),
         ({"scale": 0.2}, "View: scale is 0.2; it must be a tuple of 2 numbers"),
         ({"ratio": (0.0, 1.0)}, "View: ratio is 0.0"),
@@ -423,8 +423,8 @@ def test_bad_views(change, words):
         (torch.zeros(2, 3, 8, 8), "images are torch.float32 of shape (2, 3, 8, 8); they must be torch.uint8"),
         (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "of shape (2, 1, 8, 8)"),
         (torch.zeros(2, 3, 0, 8, dtype=torch.uint8), "of shape (2, 3, 0, 8)"),
-        (torch.zeros(3, 3, 8, 8, dtype=torch.uint8), "there are 3 images and 2 indices"),
-        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "images are 8 x 8, and with a padding of 4 still smaller than"),
+        (torch.zeros(3, 3, 8, 8, dtype=torch.uint8), "there are 3 images but 2 indices"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "images are 8 x 8, even with a padding of 4 smaller than"),
     ],
 )
 def test_bad_images(images, words):

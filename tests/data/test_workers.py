@@ -1,4 +1,4 @@
-"""Processes that decode images end with their parent, whenever that is killed."""
+"""Processes that decode images end with their parent, whenever it is killed."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Tests that need a CUDA GPU: `make gpu` runs them there, and writes down what passed for which definitions.
+"""Tests that need a CUDA GPU: `make gpu` runs them there, and records which definitions passed.
 
-Elsewhere they are skipped, and tests/test_gpu_record.py holds the record against the source.
+Elsewhere they are skipped, and tests/test_gpu_record.py compares the record with the source.
 """
 
 import json

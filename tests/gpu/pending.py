@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.pending [--why REASON]`: write down which GPU code has changed since it was tested on a GPU."""
+"""`python -m tests.gpu.pending [--why REASON]`: record which GPU code has changed since it was tested on a GPU."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Small runs on a GPU, a few steps of them, and how near two of them are."""
+"""Small runs on a GPU, a few steps of them, and their distance."""
 
 import torch
 

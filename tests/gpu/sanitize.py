@@ -1,9 +1,9 @@
-"""Every GPU kernel once, on small and ragged cases, for NVIDIA's compute-sanitizer to watch:
+"""Run every GPU kernel once, on small and ragged cases, under NVIDIA's compute-sanitizer:
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.gpu.sanitize
 
-and so with racecheck, initcheck and synccheck. Each tensor has memory of its own here, none of it from PyTorch's cache:
-an access beyond its end is then one beyond an allocation, which the sanitizer sees.
+The same with racecheck, initcheck and synccheck. Here each tensor has its own memory, outside PyTorch's cache. So an
+access beyond a tensor's end is beyond an allocation, and the sanitizer reports it.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Warming up and capturing, as all captured steps do it."""
+"""Warm-up and capture, which all captured steps share."""
 
 import torch
 

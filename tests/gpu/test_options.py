@@ -1,4 +1,4 @@
-"""The captured step against the plain one where settings take it another way than the recipe's."""
+"""The captured step against the plain one, with settings that differ from the recipe's."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""The fused views on a GPU against their slow twins on the CPU: what is drawn to the bit, pixels to 1e-5 of a range.
+"""The fused views on a GPU against their slow twins on the CPU: parameters to the bit, pixels to 1e-5 of their range.
 
-And what only a GPU shows: writes beyond `out`, reads beyond the images, races, and what a captured graph replays.
+Also faults that only a GPU shows: writes beyond `out`, reads beyond the images, races, and stale graph replays.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Operators, and launches that find a compiled kernel again: here, kernels that write down how they are called."""
+"""Operators, and the lookup of compiled kernels. The kernels here record how they are called."""
 
 import pytest
 import torch

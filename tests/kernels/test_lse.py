@@ -1,4 +1,4 @@
-"""Triton's kernels against their slow twin: in the interpreter, so of arithmetic and masks, not of a GPU."""
+"""Triton's kernels against their slow twin, in the interpreter: arithmetic and masks, but no GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Triton's rows of length one against their slow twin, in the interpreter; and how few launches a whole loss takes."""
+"""Triton's rows of length one against their slow twin, in the interpreter. A whole loss takes few launches."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of the networks' kernels share: data, and how near is near."""
+"""Shared data and tolerances for tests of the networks' kernels."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""docs/reference/methods.md, run: its two loops, its table of defaults, its table of effects."""
+"""Run docs/reference/methods.md: its two loops, its table of defaults, its table of effects."""
 
 import copy
 import inspect

@@ -1,6 +1,6 @@
 """Each method against its definition: heads written out, an explicit matrix of similarities, cross-entropy, autograd.
 
-Of the package only the backbone is taken. In float64, so that what differs is the rule and not rounding.
+Only the backbone comes from the package. All is float64, so a difference is a wrong rule and not rounding.
 """
 
 import copy
@@ -496,9 +496,9 @@ def test_rows_of_both_ways(cls):
 def test_views_that_do_not_pair_up(cls, ask):
     method, (strong, weak) = make(cls), images()
     for views, said in (
-        ([strong], "there are 1 views"),
-        ([], "there are 0 views"),
-        ([strong, weak, weak], "there are 3 views"),
+        ([strong], "1 views"),
+        ([], "0 views"),
+        ([strong, weak, weak], "3 views"),
         ([strong, weak[:-1]], f"the views have {N} and {N - 1} images"),
     ):
         with pytest.raises(ValueError, match=said):

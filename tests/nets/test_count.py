@@ -1,4 +1,4 @@
-"""FLOPs and parameters against public numbers, and a dry run that nobody notices."""
+"""FLOPs and parameters against public numbers, and a dry run without side effects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The teacher: what is averaged, what is not, and the momentum's schedules against their closed form."""
+"""The teacher: which tensors are averaged, which are not, and the momentum's schedules against their closed form."""
 
 import math
 
@@ -134,12 +134,12 @@ def test_schedules_against_their_closed_form(base):
         (lambda m: ema_update(teacher_of(m), m, 1.5), "momentum is 1.5; it must be in [0, 1]"),
         (lambda m: ema_update(teacher_of(m), m, math.nan), "momentum is nan; it must be in [0, 1]"),
         (lambda m: ema_update(teacher_of(m), m, torch.tensor(-0.1)), "momentum is -0.1; it must be in [0, 1]"),
-        (lambda m: ema_update(teacher_of(m), m, torch.ones(1)), "of shape (1,); it must be a floating 0-d one"),
+        (lambda m: ema_update(teacher_of(m), m, torch.ones(1)), "momentum is torch.float32 of shape (1,)"),
         (lambda m: ema_update(teacher_of(m), m, torch.tensor(1)), "momentum is torch.int64 of shape ()"),
         (lambda m: ema_update(m, m, 0.9), "teacher and student share weight; make the teacher with teacher_of"),
         (lambda m: ema_update(nn.Linear(3, 2, bias=False), m, 0.9), "teacher and student differ in bias (1 names"),
         (lambda m: ema_update(nn.Linear(4, 2), m, 0.9), "weight is (2, 4) in the teacher, (2, 3) in the student"),
-        (lambda m: cosine_momentum(0.99, 11, 10), "step is 11 of 10; it must be from 0 to a total of at least 1"),
+        (lambda m: cosine_momentum(0.99, 11, 10), "step is 11 of 10"),
         (lambda m: cosine_momentum(0.99, 0, 0), "step is 0 of 0"),
         (lambda m: constant_momentum(-1.0, 0, 10), "momentum is -1; it must be in [0, 1]"),
     ],

@@ -1,4 +1,4 @@
-"""Projector and predictor, layer by layer, and what a bias in front of a batch norm is worth."""
+"""Projector and predictor, layer by layer, and the effect of a bias in front of a batch norm."""
 
 import pytest
 import torch

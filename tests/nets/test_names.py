@@ -1,4 +1,4 @@
-"""torchvision's names, shapes, counts and initialisation, written down from its public tables, without importing it."""
+"""torchvision's names, shapes, counts and initialisation, copied from its public tables, without importing it."""
 
 import math
 

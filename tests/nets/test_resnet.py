@@ -1,4 +1,4 @@
-"""What holds of every encoder: shapes, gradients, independence, determinism, and the ways they are run."""
+"""Laws of every encoder: shapes, gradients, independence, determinism, and the ways to run it."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Weights travel to torchvision and timm and back, for real, where they can be imported."""
+"""Weights move to torchvision and timm and back, if those can be imported."""
 
 import pytest
 import torch

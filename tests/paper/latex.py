@@ -1,4 +1,4 @@
-"""Reads the tables and figures of the paper's LaTeX source, and knows nothing of the registry."""
+"""Read the tables and figures of the paper's LaTeX source, independently of the registry."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The registry in itself: nothing changes unseen, everything can be run, one home per number."""
+"""The registry alone: no unnoticed change, every cell can be run, one home per number."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The registry against the paper's LaTeX source, number by number and both ways; skipped where it is not at hand."""
+"""The registry against the paper's LaTeX source, number by number, both ways. Skipped without the source."""
 
 import re
 from pathlib import Path

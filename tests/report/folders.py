@@ -1,4 +1,4 @@
-"""Run folders as a run would have written them, without training."""
+"""Write run folders like those of real runs, without training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The commands in a report, typed again, ask for exactly what was run."""
+"""The commands in a report ask for exactly the settings that were run."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The page in a real browser: it renders without a word on the console, sorts, filters, leads to runs, draws curves."""
+"""The page in a real browser: it renders without console messages, sorts, filters, links to runs, draws curves."""
 
 import shutil
 import time

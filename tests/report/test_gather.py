@@ -1,4 +1,4 @@
-"""Which run stands where: laws about what may be laid beside a published number, and what may not."""
+"""Where each run is shown: laws about which runs may stand beside a published number."""
 
 import fcntl
 import json
@@ -451,11 +451,11 @@ def test_only_some_tables(store):
         ({"top1": "90"}, "top1 is '90'"),
         (
             {"settings": {"colour": "red"}},
-            "this version of marginlens does not know such an evaluation, and a later one may: there is no setting",
+            "this version of marginlens does not know such an evaluation, but a later one may: there is no setting",
         ),
         (
             {"kind": "retrieval"},
-            "this version of marginlens does not know such an evaluation, and a later one may: there is no evaluation",
+            "this version of marginlens does not know such an evaluation, but a later one may: there is no evaluation",
         ),
     ],
     ids=str,

@@ -1,7 +1,6 @@
-"""The log of the reproduction, held against the records: every number in its tables is what a record says."""
+"""The appendix of runs against the records: every number in its tables comes from a record."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,23 +10,13 @@ from marginlens.report.grids import signed
 from marginlens.runs.config import Pretrain
 from marginlens.runs.store import scan
 from marginlens.settings import build
+from tests.report.measured import ROOT, rows
 
-ROOT = Path(__file__).parents[2]
-LOG = (ROOT / "docs" / "paper" / "reproduction.md").read_text()
+APPENDIX, FINDINGS = "docs/paper/appendix.md", "docs/paper/findings.md"
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 METHOD = {"MoCo v3": "mocov3", "BYOL": "byol", "SimCLR": "simclr"}
 OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}
 SHORT = {"epochs": 40, "holdout": 10000}
-
-
-def rows(title):
-    """The rows of all tables under a title, by column."""
-    part = LOG.split(f"\n## {title}")[1].split("\n## ")[0]
-    found = []
-    for block in re.findall(r"(?:^ *\|.*\n)+", part, flags=re.M):
-        head, _, *lines = ([cell.strip().strip("*") for cell in line.split("|")[1:-1]] for line in block.splitlines())
-        found += [dict(enumerate(line)) | dict(zip(head, line, strict=True)) for line in lines]
-    return found
 
 
 def settings(row, **more):
@@ -62,7 +51,7 @@ def same(said, known):
 def test_full_runs(runs):
     """And each run of full length has its row."""
     known = set()
-    for row in rows("Full length"):
+    for row in rows(APPENDIX, "Full length"):
         chosen = settings(row)
         known.add(chosen)
         entry = runs[chosen]
@@ -78,7 +67,7 @@ def test_published_numbers(runs):
         for key in ("tab1", "tab2", "tab3")
         for cell in TABLES[key].cells
     }
-    for row in rows("Full length"):
+    for row in rows(APPENDIX, "Full length"):
         chosen = settings(row)
         effect = chosen.effect.replace(", scope=row", "")  # the paper has one number for both readings
         of = chosen.method, chosen.data, effect
@@ -109,11 +98,12 @@ def test_gains():
     """With quarters, with whole batches, published."""
     tables = read([ROOT / "results" / "runs"]).lines
     lines = {line.cell.path: line for key in ("tab1", "tab2", "tab3") for line in tables[key]}
-    found = {row[name]: row for row in rows("What is known so far") if (name := "gain over plain") in row}
+    found = {row["gain over plain"]: row for row in rows(FINDINGS, "At the paper's rate")}
     assert list(found) == list(GAINED)
     for name, (effect, reading) in GAINED.items():
         for column, data in COLUMNS.items():
             if "alpha" in name and "to" in column:  # Tab. 1 has no transfers
+                assert not found[name][column]
                 continue
             both = ([reading] if reading else [], [reading, "bn_splits=1"] if reading else ["bn_splits=1"])
             quarters, whole = (lines.get("/".join(["MoCo", data, effect, *[", ".join(b)] * bool(b)])) for b in both)
@@ -123,7 +113,7 @@ def test_gains():
 
 def test_looks(runs):
     known = set()
-    for row in rows("Short"):
+    for row in rows(APPENDIX, "Short"):
         chosen = settings(row, epochs=100)
         known.add(chosen)
         entry = runs[chosen]
@@ -138,7 +128,7 @@ def test_looks(runs):
 def test_learning_rates(runs):
     """Of probes on CIFAR-100, or of transfers to the data that a table names."""
     known = set()
-    for row in rows("The probe's learning rate"):
+    for row in rows(APPENDIX, "The probe's learning rate"):
         kind, data = ("transfer", DATA[row["to"]]) if "to" in row else ("probe", DATA[row.get("data", "CIFAR-100")])
         chosen = settings(row, data=OTHER[data] if kind == "transfer" else data)
         known.add(chosen)

@@ -1,4 +1,4 @@
-"""The page and the command, without a browser: whole, escaped, no network, every link leads somewhere."""
+"""The page and the command, without a browser: complete, escaped, no network, no broken link."""
 
 import html
 import json

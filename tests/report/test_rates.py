@@ -1,4 +1,4 @@
-"""Probes that differ in their learning rate alone have a table of their own, and stand nowhere else."""
+"""Probes that differ only in their learning rate have a table of their own, and appear nowhere else."""
 
 import json
 import re

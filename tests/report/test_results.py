@@ -1,13 +1,13 @@
-"""The committed tables are what the committed records give: nothing in them is typed by hand."""
+"""The committed tables follow from the committed records: nothing in them is typed by hand."""
 
 from pathlib import Path
 
-from marginlens.report.commands import insert_brief, read
+from marginlens.report.commands import read
 from marginlens.report.rates import rates_picture
 from marginlens.report.tables import markdown
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "run: marginlens report --runs results/runs --markdown docs/results.md --insert README.md"
+AGAIN = "run: marginlens report --runs results/runs --markdown docs/results.md"
 DRAW = "run: marginlens report --runs results/runs --only tab2 tab3 --rates docs/rates.svg"
 
 
@@ -16,11 +16,6 @@ def test_the_results_are_those_of_the_records():
     assert not found.bad
     page = ROOT / "docs" / "results.md"
     assert page.read_text() == markdown(found, page), AGAIN
-
-
-def test_so_is_the_table_in_the_readme():
-    readme = ROOT / "README.md"
-    assert readme.read_text() == insert_brief(read([ROOT / "results" / "runs"]), readme), AGAIN
 
 
 def test_so_is_the_picture_of_learning_rates():

@@ -1,4 +1,4 @@
-"""Markdown and LaTeX: the same bytes from the same records, links that lead somewhere, a format that nothing breaks."""
+"""Markdown and LaTeX: the same bytes from the same records, no broken link, a format that no name breaks."""
 
 import re
 import shutil

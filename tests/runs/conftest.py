@@ -1,4 +1,4 @@
-"""Runs without training: folders with the records that a run would have written."""
+"""Run folders with records like those of real runs, without training."""
 
 import json
 import shutil

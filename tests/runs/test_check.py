@@ -1,4 +1,4 @@
-"""Records that no run wrote: every command says them in a line, and none stumbles over them."""
+"""Records that no run wrote: every command reports them in a line, and none crashes."""
 
 import json
 import shlex
@@ -76,10 +76,10 @@ WRONG = {
         ({"top1": None}, "top1 is None"),
         ({"top1": HUGE}, "top1 is 1000000"),
         ({"data": {}}, "data is {}"),
-        ({"data": "cifar10"}, "is on 'cifar10', and its run learned from shapes"),
+        ({"data": "cifar10"}, "is on 'cifar10', but its run learned from shapes"),
         ({"kind": 1}, "kind is 1"),
-        ({"run": "ffffffffff"}, "is of the run 'ffffffffff', and lies in the folder of"),
-        ({"settings": None}, "does not know such an evaluation, and a later one may: settings is None"),
+        ({"run": "ffffffffff"}, "is from the run 'ffffffffff', but in the folder of"),
+        ({"settings": None}, "does not know such an evaluation, but a later one may: settings is None"),
         ({"settings": {}}, "settings has no epochs"),
         ({"settings.epochs": "20"}, "epochs is '20'"),
         ({"settings.epochs": HUGE}, "epochs is 1000000"),

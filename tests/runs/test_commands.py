@@ -1,4 +1,4 @@
-"""`marginlens runs` and its kin: what they print, what they refuse, and what they never touch."""
+"""`marginlens runs` and its subcommands: their output, their errors, and the files that they never touch."""
 
 import json
 import os
@@ -140,9 +140,9 @@ MISTAKES = {
     "--where 'epochs' is not a condition; write field=value": ["--where", "epochs"],
     "--where 'epochs>=' is not a condition": ["--where", "epochs>="],
     "--where '=5' is not a condition": ["--where", "=5"],
-    "epochs is a number, and 'many' is none": ["--where", "epochs>=many"],
-    "seed is a number, and 'one' is none": ["--where", "seed=one"],
-    "loss is a number, and 'nan' is none": ["--where", "loss<nan"],
+    "epochs needs a number, got 'many'": ["--where", "epochs>=many"],
+    "seed needs a number, got 'one'": ["--where", "seed=one"],
+    "loss needs a number, got 'nan'": ["--where", "loss<nan"],
     "last_bn is yes or no, and has no order": ["--where", "last_bn>0"],
     "there is no value of last_bn 'maybe'": ["--where", "last_bn=maybe"],
     "there is no state 'completed'; did you mean 'complete'?": ["--where", "state=completed"],
@@ -164,9 +164,9 @@ def test_mistakes(ask, store, several, said):
     [
         (["runs", "cmpare"], "there is no command 'runs cmpare'; did you mean 'marginlens runs compare'?"),
         (["runs", "show", "nosuch"], "there is no run 'nosuch' in"),
-        (["runs", "show", "mocov3"], "(4 in all); say more of it"),
-        (["runs", "compare", "mocov3"], "1 run is given; two or more can be compared"),
-        (["runs", "prune", "--yes"], "--yes does not say what to remove"),
+        (["runs", "show", "mocov3"], "(4 in all); "),
+        (["runs", "compare", "mocov3"], "got 1 run; "),
+        (["runs", "prune", "--yes"], "--yes needs"),
         (["runs", "add"], "FOLDER"),
     ],
 )

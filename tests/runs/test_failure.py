@@ -1,4 +1,4 @@
-"""failure.json: there when a run's last start failed, and only then."""
+"""failure.json exists if, and only if, a run's last start failed."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Looking at a store, bringing runs in, and taking things out: a run is whole or not there, whatever happens."""
+"""List a store, add runs, remove runs: whatever happens, a run is whole or not there."""
 
 import json
 import os
@@ -152,7 +152,7 @@ def test_a_link_to_a_run_is_that_run(store, tmp_path):
     (store / there.name).symlink_to(there)
     (found,) = scan(store)
     assert (found.state, found.path) == ("complete", store / there.name)
-    with pytest.raises(ValueError, match="is a link, and is left alone"):
+    with pytest.raises(ValueError, match="is a symlink, and is left alone"):
         remove(found)
     assert content(there)
 
@@ -462,7 +462,7 @@ def test_weights_that_a_killed_process_left_are_swept(trained):
 def test_weights_that_are_needed_are_kept(trained, interrupted, tmp_path):
     with work.locked(trained), pytest.raises(ValueError, match="is in use by process"):
         drop_weights(trained)
-    with pytest.raises(ValueError, match="is not complete: its weights are needed"):
+    with pytest.raises(ValueError, match=r"is not complete: .* needs its weights"):
         drop_weights(run := interrupted(3, runs=tmp_path / "cut"))
     for kept in (trained, run):
         assert checkpoint.names(kept.path / "checkpoints")
@@ -481,7 +481,7 @@ def test_weights_on_another_disk_are_left_alone(trained, tmp_path):
     folder.rename(tmp_path / "large")
     folder.symlink_to(tmp_path / "large")
     before = content(trained.path)
-    with pytest.raises(ValueError, match="is a link, and is left alone; remove what it leads to"):
+    with pytest.raises(ValueError, match="is a symlink, and is left alone; remove its target"):
         drop_weights(trained)
     assert content(trained.path) == before
     assert checkpoint.names(folder)
@@ -514,7 +514,7 @@ def test_a_record_that_is_a_link_is_not_left_behind(store, tmp_path):
         (path / name).rename(tmp_path / "far")
         (path / name).symlink_to(tmp_path / "far")
         assert examine(path).state == "complete"
-        with pytest.raises(ValueError, match=f"{name} is a link, and would be left behind"):
+        with pytest.raises(ValueError, match=f"{name} is a symlink, and would not be copied"):
             add(path, tmp_path / "home", path.name)
         shutil.rmtree(path)
         (tmp_path / "far").unlink() if name != "evaluations" else None
@@ -551,7 +551,7 @@ def test_a_run_that_changed_since_is_not_removed(store):
     path = put(store, complete=False)
     (found,) = scan(store)
     write(path, records(settings()))
-    with pytest.raises(ValueError, match="is complete by now, and is left alone"):
+    with pytest.raises(ValueError, match="is now complete, and is left alone"):
         remove(found)
     assert examine(path).state == "complete"
 

@@ -1,4 +1,4 @@
-"""A small `shapes`, runs that were never run, and commands in processes of their own."""
+"""A small `shapes`, fake runs, and commands in processes of their own."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What goes to a cluster and comes home from it, without one: `test_ray.py` has a real one."""
+"""Files that go to a cluster and come back, without a cluster; `test_ray.py` has a real one."""
 
 import tempfile
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`sweep` and `reproduce` by the command line, with runs that are only pretended: what is planned, said and refused."""
+"""`sweep` and `reproduce` on the command line, with fake runs: plans, output and errors."""
 
 import json
 import re
@@ -98,11 +98,11 @@ def test_rates_that_are_asked_for_later_follow_and_the_weights_stay_until_then(p
 
 def test_what_no_probe_could_be_done_for_is_refused_before_its_training(pretend, capsys):
     said = refused(capsys, *SWEEP, "--holdout", "128")
-    assert "cannot be run: holdout is 128, and there are only 128 training images to keep back" in said
+    assert "cannot be run: holdout is 128" in said
     assert pretend.performed == []
     words = ("reproduce", "tab2", "--only", "MoCo/CIFAR10/plain", "--probe-epochs", "101", "--dry-run")
     said = refused(capsys, *words)
-    assert "probe_epochs is 101, and" in said
+    assert "probe_epochs is 101" in said
     assert "has 100 on cifar10: --probe-epochs is for a shorter look" in said
     assert "has 20 on shapes" in refused(capsys, *words, "--dataset", "shapes")
 
@@ -207,7 +207,7 @@ def test_reproduce_by_every_reading(pretend, capsys):
     assert {step["settings"]["bn_splits"] for step in found} == {1}
     with pytest.raises(SystemExit):
         pretend("reproduce", "tab2", "--only", "MoCo/CIFAR10/pos/bn_splits=1", "--dry-run")
-    said = "MoCo/CIFAR10/pos/bn_splits=1 is another reading of the paper's words; --readings runs those"
+    said = "MoCo/CIFAR10/pos/bn_splits=1 is another reading"
     assert said in capsys.readouterr().err
 
 
@@ -377,7 +377,7 @@ MISTAKES = {
         "batch=64|512",
         "--data",
         "shapes",
-    ): "batch=512 cannot be run: batch is 512, and there are only",
+    ): "batch=512 cannot be run: batch is 512, but there are only",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--device", "tpu"): "there is no device 'tpu'",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--at-once", "0"): "at_once is 0",
     ("sweep", "--grid", "seed=0", "--data", "shapes", "--runs", "/dev/null"): "/dev/null is a file",

@@ -1,4 +1,4 @@
-"""An estimate is what was measured on the device, times what is left, and corrected by what runs took."""
+"""An estimate is the measured rate on the device times the remaining work, corrected by the time of finished runs."""
 
 import json
 

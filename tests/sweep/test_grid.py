@@ -1,4 +1,4 @@
-"""A grid is every combination of its values, typed as settings are; what cannot be is one line."""
+"""A grid is every combination of its values, typed as settings are. An invalid one gives one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A job holds its run from its first part to its last: nobody else takes the weights away in between."""
+"""A job holds its run from its first part to its last, so nobody removes the weights in between."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The executor of this machine: every way in which a child can end, and every way in which the parent can."""
+"""The executor of this machine: every way in which a child or the parent can end."""
 
 import gc
 import json

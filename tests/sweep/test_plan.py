@@ -1,4 +1,4 @@
-"""A plan says of every job what is done, what goes on, what is left, and what cannot be done and why."""
+"""A plan says for every job: done, to resume, to do, or impossible and why."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`marginlens reproduce`, for real: killed, interrupted, gone on with, and nothing is done twice."""
+"""`marginlens reproduce`, for real: killed, interrupted, resumed, and nothing is done twice."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Scratch folders of runs: whoever is killed, they are removed, and nobody else's folder is. With real processes."""
+"""Scratch folders of runs are removed, whoever is killed, and other people's folders are not. With real processes."""
 
 import fcntl
 import os

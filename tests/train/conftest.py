@@ -1,4 +1,4 @@
-"""Small data and small runs, and ways to cut a run off."""
+"""Small data, small runs, and ways to interrupt a run."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, and is only taken for what it is."""
+"""A checkpoint exists whole or not at all, and nothing else is taken for one."""
 
 import errno
 import hashlib

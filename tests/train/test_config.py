@@ -1,4 +1,4 @@
-"""Settings: the recipe fills in what is not given, and what does not fit is refused with a reason."""
+"""Settings: the recipe fills in missing ones, and invalid ones are refused with a reason."""
 
 import json
 from inspect import signature

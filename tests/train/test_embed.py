@@ -1,4 +1,4 @@
-"""Features and weights that leave the laboratory say what they are."""
+"""Exported features and weights describe themselves."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def test_nothing_is_overwritten(whole, tmp_path):
         lambda: ml.export(whole, tmp_path / "f.safetensors"),
         lambda: ml.export(whole, tmp_path / "h.safetensors"),
     ):
-        with pytest.raises(ValueError, match="is there already"):
+        with pytest.raises(ValueError, match="exists already"):
             act()
     with pytest.raises(ValueError, match=r"ends in \.safetensors"):
         ml.export(whole, tmp_path / "backbone.pt")
@@ -195,7 +195,7 @@ def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
 def test_a_folder_and_a_data_set_of_one_name(whole, tmp_path, monkeypatch):
     (tmp_path / "little").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"is a folder here and a prepared data set; write \./little for the folder"):
+    with pytest.raises(ValueError, match=r"little is both a folder and a prepared data set; write \./little "):
         ml.embed(whole, "little", "f.safetensors")
     with pytest.raises(ValueError, match="has no images"):
         ml.embed(whole, "./little", "f.safetensors")

@@ -1,4 +1,4 @@
-"""A run's hash: of all that determines its result, of nothing else, and the same for ever."""
+"""A run's hash covers everything that determines its result, nothing else, and never changes."""
 
 import inspect
 import json

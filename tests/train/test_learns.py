@@ -1,4 +1,4 @@
-"""Slow: what is learned from `shapes` is worth something."""
+"""Slow: training on `shapes` learns something useful."""
 
 import pytest
 import torch

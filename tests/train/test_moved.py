@@ -1,4 +1,4 @@
-"""A run's folder that is moved, removed, replaced or robbed while it trains: one line, and nothing is made again."""
+"""A run's folder is moved, removed, replaced or emptied during training: one line, and nothing is created again."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run's folder says of itself, and what is refused as one."""
+"""The records of a run's folder, and folders that are refused."""
 
 import errno
 import json
@@ -65,9 +65,9 @@ def test_used_from_python(whole):
 def test_a_run_that_is_not_complete(interrupted, capsys):
     run = interrupted(4)
     assert not run.complete
-    with pytest.raises(ValueError, match=r"is not complete; go on with: marginlens pretrain --config") as caught:
+    with pytest.raises(ValueError, match=r"is not complete; .*: marginlens pretrain --config") as caught:
         run.result  # noqa: B018
-    words = shlex.split(str(caught.value).partition("go on with: marginlens ")[2])
+    words = shlex.split(str(caught.value).partition(": marginlens ")[2])
     main([*words, "--print-config"])
     assert json.loads(capsys.readouterr().out).items() >= json.loads(run.settings.model_dump_json()).items()
     with pytest.raises(ValueError, match="is not complete"):
@@ -232,7 +232,7 @@ def test_a_spoilt_record_is_one_line_where_it_is_used(command, copied, capsys):
     with pytest.raises(SystemExit) as ended:
         main([command, str(copied), *small, "--again"])
     assert ended.value.code == 2
-    assert "result.json: epochs is missing; it is not what a run wrote" in capsys.readouterr().err
+    assert "result.json: epochs is missing; " in capsys.readouterr().err
 
 
 def test_a_line_that_is_no_json_is_named_by_its_number(tmp_path):
@@ -252,10 +252,10 @@ def test_weights_that_are_gone(copied):
     run = ml.open_run(copied)
     newest = sorted((copied / "checkpoints").iterdir())[-1]
     newest.write_bytes(b"")
-    with pytest.raises(ValueError, match=f"{newest.name}.*this makes the end again: marginlens pretrain .*--resume"):
+    with pytest.raises(ValueError, match=f"{newest.name}.*.*: marginlens pretrain .*--resume"):
         run.checkpoint()
     newest.unlink()
-    with pytest.raises(ValueError, match=r"lacks its last checkpoint; .*--resume"):
+    with pytest.raises(ValueError, match=r"has lost its last checkpoint; .*--resume"):
         run.checkpoint()
     for path in (copied / "checkpoints").iterdir():
         path.unlink()

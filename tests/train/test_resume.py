@@ -1,7 +1,7 @@
-"""The law: a run that was killed, at whatever moment, and resumed, ends with the bits of one that was not.
+"""The law: a run that was killed at any moment and resumed has the same bits as one that was not.
 
-Children that are forked after the imports are killed, so that a kill costs no start-up; `drive` and `inject` run in a
-process of their own, whose children they are.
+Killed children are forked after the imports, so that a kill costs no start-up. `drive` and `inject` run in a process of
+their own, which forks these children.
 """
 
 import json
@@ -275,7 +275,7 @@ def test_a_damaged_newest_is_said_and_the_one_before_is_used(interrupted, whole,
     resume(run, quiet=False)
     said = capsys.readouterr().err
     assert f"{newest} is damaged" in said
-    assert "the one before it is used" in said
+    assert "using the one before" in said
     assert f"at step 4 of {STEPS}" in said
     same_end(run, whole)
 
@@ -309,7 +309,7 @@ def test_the_end_of_a_complete_run_is_made_again(interrupted, whole, gone):
     newest = checkpoints(run)[-1]
     newest.unlink() if gone else newest.write_bytes(b"")
     again = ml.pretrain(run.settings, runs=run.path.parent, quiet=True)
-    with pytest.raises(ValueError, match="makes the end again"):
+    with pytest.raises(ValueError, match=r"; to redo the end, run: .* --resume"):
         again.checkpoint()
     same_end(resume(run), whole)
 
@@ -358,7 +358,7 @@ def test_a_complete_run_is_not_run_again(whole, capsys):
         main(words(runs=whole.path.parent, json=True, **more))
         said = capsys.readouterr()
         assert json.loads(said.out)["steps"] == STEPS
-        assert "is complete already" in said.err
+        assert "is already complete" in said.err
     assert snapshot(whole.path) == before
 
 
@@ -371,7 +371,7 @@ def test_without_weights_it_begins_again_and_says_so(interrupted, whole, capsys)
     for path in checkpoints(run):
         path.unlink()
     again = ml.pretrain(settings(), runs=run.path.parent, resume=True)
-    assert "has 1 of 2 epochs of records and no weights to go on from: it begins again" in capsys.readouterr().err
+    assert "records of 1 of 2 epochs, but no checkpoint: starting over" in capsys.readouterr().err
     same_end(again, whole)
 
 
@@ -459,7 +459,7 @@ def test_an_end_that_is_made_again_keeps_only_the_evaluations_of_its_own_weights
     ml.pretrain(settings(), runs=tmp_path, resume=True)
     assert (own.exists(), other.exists()) == (True, False)
     assert {path.name for path in own.parent.iterdir()} == {own.name, "later.json", "spoilt.json"}
-    assert f"{other} was of weights that are gone: it is removed; measure it again\n" in capsys.readouterr().err
+    assert f"removed {other}, " in capsys.readouterr().err
     assert run.complete
 
 

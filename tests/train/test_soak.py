@@ -1,4 +1,4 @@
-"""Ten thousand steps: memory and open files stay where they are."""
+"""Ten thousand steps do not leak memory or open files."""
 
 import os
 import statistics

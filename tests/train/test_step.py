@@ -1,4 +1,4 @@
-"""A training step against SGD, schedules and EMA written out; the samples it is given; a stored trace of losses.
+"""A training step against SGD, schedules and EMA written out, its samples, and a stored trace of losses.
 
 To store a new trace, after raising `marginlens.runs.config.NUMERICS`:
 

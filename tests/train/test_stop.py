@@ -1,4 +1,4 @@
-"""Every way in which a run ends early is one line that says what to do, and leaves a run that goes on."""
+"""Every early end of a run gives one line that says what to do, and leaves a run that can be resumed."""
 
 import errno
 import json
