@@ -37,6 +37,7 @@ COMMANDS = {
     "sweep": "marginlens.sweep.commands:sweep",
     "reproduce": "marginlens.sweep.commands:reproduce",
     "report": "marginlens.report.commands:report",
+    "lens page": "marginlens.lens.commands:page",
     "runs show": "marginlens.runs.commands:show",
     "runs compare": "marginlens.runs.commands:compare",
     "runs prune": "marginlens.runs.commands:prune",
