@@ -37,13 +37,14 @@ COMMANDS = {
     "sweep": "marginlens.sweep.commands:sweep",
     "reproduce": "marginlens.sweep.commands:reproduce",
     "report": "marginlens.report.commands:report",
+    "lens page": "marginlens.lens.commands:page",
+    "lens figures": "marginlens.lens.commands:figures",
+    "lens run": "marginlens.lens.commands:run",
     "runs show": "marginlens.runs.commands:show",
     "runs compare": "marginlens.runs.commands:compare",
     "runs prune": "marginlens.runs.commands:prune",
     "runs add": "marginlens.runs.commands:add",
     "runs": "marginlens.runs.commands:runs",
-    "lens figures": "marginlens.lens.commands:figures",
-    "lens run": "marginlens.lens.commands:run",
     "demo": "marginlens.demo:demo",
 }
 """A function for each command; for an evaluation, its module. Its docstring is what --help prints."""

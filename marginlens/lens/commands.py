@@ -1,4 +1,4 @@
-"""`marginlens lens figures` and `lens run`: docstrings are what --help prints."""
+"""`marginlens lens ...`: docstrings are what --help prints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from marginlens import output
-from marginlens.files import check_replaceable, deliver, expanded, writing
+from marginlens.files import check_replaceable, deliver, expanded, is_stream, spoken, writing
 from marginlens.lens import claims, trained
+from marginlens.lens import page as pages
 from marginlens.lens.figures import FIGURES, MARKS, save
+from marginlens.output import legible, say, say_json
+from marginlens.runs.run import open_run
 
 
 def figures(out: Positional[Path]) -> None:
@@ -34,7 +36,7 @@ def figures(out: Positional[Path]) -> None:
     paths = save(out, FIGURES | drawings)
     with writing(page, "OUT"):
         deliver(page, claims.page().encode(), MARKS["md"])
-    output.say(f"wrote {len(paths)} files of {len(FIGURES)} figures and {len(drawings)} claims, and {page}")
+    say(f"wrote {len(paths)} files of {len(FIGURES)} figures and {len(drawings)} claims, and {page}")
 
 
 def run(
@@ -62,6 +64,37 @@ def run(
     """
     found = trained.look(run, effect, data, device)
     if json:
-        output.say_json(jsons.dumps(found, indent=1))
+        say_json(jsons.dumps(found, indent=1))
     else:
-        output.say("\n".join(trained.sentences(found)))
+        say("\n".join(trained.sentences(found)))
+
+
+def page(out: Positional[Path], *, run: tuple[Path, ...] = ()) -> None:
+    """Write an interactive page of how a margin weights gradients: one HTML file that needs no network.
+
+    For example:
+
+        marginlens lens page lens.html
+
+        marginlens lens page lens.html --run runs/mocov3-shapes-tiny-margin-m1-0.4-seed0-0123456789
+
+    Args:
+        out: The HTML file to write.
+        run: Folders of runs whose recorded angles and probabilities are laid over the maps.
+    """
+    out = expanded(out)
+    _check_place(out)
+    text = legible(pages.page([open_run(folder) for folder in run]))
+    with writing(out, "OUT"):
+        deliver(out, text.encode(), pages.MARK)
+    over = f" with {len(run)} run{'s' * (len(run) != 1)} laid over" if run else ""
+    say(f"wrote {out}{over} ({spoken(len(text.encode()))}); open it in a browser", error=is_stream(out))
+
+
+def _check_place(out: Path) -> None:
+    """Raise, before anything is computed, if the page cannot be written there."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file in it: marginlens lens page {out / 'lens.html'}")
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder {out.parent} does not exist; create it first, or name a file elsewhere")
+    check_replaceable(out, pages.MARK)

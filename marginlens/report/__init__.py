@@ -9,14 +9,21 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("marginlens.report"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+
+def environment(package: str) -> Environment:
+    """Return the templates of a package, whose values are escaped and must all be given."""
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return made
+
+
+_TEMPLATES = environment("marginlens.report")
 
 
 def render(name: str, **values: Any) -> str:

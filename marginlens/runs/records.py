@@ -10,6 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator, KeysView, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -135,12 +136,15 @@ class Speed(Record):
 class Joint(Record):
     """How many rows had which angle of the positive and which probability."""
 
-    theta: Annotated[list[Number], Field(min_length=2)]
-    q: Annotated[list[Number], Field(min_length=2)]
-    counts: list[list[Annotated[int, Field(ge=0, le=MOST)]]]
+    theta: Annotated[list[Annotated[float, Field(ge=0, le=3.1416)]], Field(min_length=2, max_length=1000)]
+    q: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2, max_length=1000)]
+    counts: list[list[Annotated[int, Field(ge=0, le=10**15)]]]
 
     @model_validator(mode="after")
     def _shaped(self) -> Self:
+        for name, edges in (("theta", self.theta), ("q", self.q)):
+            if any(a >= b for a, b in pairwise(edges)):
+                raise ValueError(f"the edges of {name} must grow")
         if [len(row) for row in self.counts] != [len(self.q) - 1] * (len(self.theta) - 1):
             raise ValueError("counts has another shape than its edges")
         return self
@@ -149,9 +153,8 @@ class Joint(Record):
 class Look(Record):
     """A line of lens.jsonl: what a lens saw in an epoch."""
 
-    epoch: int
-    step: int
-    rows: Count
+    epoch: int = 0
+    step: Annotated[int, Field(ge=0, le=10**15)]
     joint: Joint
 
 

@@ -96,3 +96,13 @@ def test_a_lens_line_of_a_run_is_like_its_own_rows(runs):
     run = runs["mocov3"]
     found = trained.look(run)
     assert found["seen"]["angle"] == pytest.approx(float(torch.tensor(found["angles"])[1]), abs=0.5)
+
+
+def test_the_page_takes_a_run_without_a_record(runs, tmp_path):
+    """It looks at the last weights itself."""
+    from marginlens.lens.page import recorded
+
+    run = runs["mocov3"]
+    (look,) = recorded(run)
+    assert look.step == run.result.steps
+    assert look.joint.counts == trained.look(run)["seen"]["joint"]["counts"]
