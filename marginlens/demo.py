@@ -30,6 +30,8 @@ from marginlens.evals.features import features, frozen, plain_images
 from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.evals.probe import Probe, measure
 from marginlens.files import check_replaceable, deliver, writing
+from marginlens.lens.page import MARK as MARK_LENS
+from marginlens.lens.page import page
 from marginlens.lens.parts import decompose
 from marginlens.loss import Rows
 from marginlens.methods import Method
@@ -39,6 +41,7 @@ from marginlens.runs.config import Pretrain
 from marginlens.runs.evaluate import probe
 from marginlens.runs.model import load_method_of, make_method, make_views
 from marginlens.runs.records import Epoch
+from marginlens.runs.run import Run
 from marginlens.runs.work import environment
 from marginlens.settings import build
 from marginlens.train.pretrain import pretrain
@@ -55,6 +58,8 @@ EFFECTS = {
 """Plain, the decoupled loss (DCL), and the best margin and emphasis of `results/demo_effects.jsonl`."""
 EPOCHS = 10
 KNN_EVERY = 2
+LENS = 26
+"""Steps between looks of the lens: three in an epoch."""
 PROBE = Probe(epochs=8, batch=16, lr=0.5, crop_scale=(0.5, 1.0))
 """Short, and in small batches: on 2 cores there is no time for the recipe's hundred epochs."""
 BATCH = 250
@@ -136,21 +141,25 @@ def demo(*, out: Path = Path("demo"), epochs: int = EPOCHS, json: bool = False) 
         raise ValueError(f"cannot write to {out} ({error.strerror}); give --out another folder") from None
     for kind in MARKS:
         check_replaceable(out / f"report.{kind}", MARKS[kind])
+    check_replaceable(out / "lens.html", MARK_LENS)
     feed = open_feed("shapes", torch.device("cpu"))
     console = errors()
-    shown = [_random(feed, plain)]
+    shown, runs = [_random(feed, plain)], []
     for name in EFFECTS:
         console.print(f"\n{name}: {EFFECTS[name]}", markup=False)
-        shown.append(_trained(name, feed, settings_of(EFFECTS[name], epochs), out / "runs"))
+        run = _run(settings_of(EFFECTS[name], epochs), out / "runs")
+        runs.append(run)
+        shown.append(_trained(name, feed, run))
     with writing(out / "report.png", "--out"):
         deliver(out / "report.png", _drawn(_draw_all, (14.4, 6.8), shown, "png"), MARKS["png"])
     with writing(out / "report.html", "--out"):
         deliver(out / "report.html", _page(shown, feed, plain), MARKS["html"])
+        deliver(out / "lens.html", page(runs).encode(errors="backslashreplace"), MARK_LENS)
     if json:
         output.say_json(_json(shown))
         return
     output.show(_table(shown))
-    output.say(f"wrote {out / 'report.html'} and {out / 'report.png'} in {time.monotonic() - begin:.0f} s")
+    output.say(f"wrote report.html, lens.html and report.png in {out}, in {time.monotonic() - begin:.0f} s")
 
 
 def settings_of(effect: str, epochs: int, **more: Any) -> Pretrain:
@@ -170,11 +179,15 @@ def _random(feed: Feed, settings: Pretrain) -> Shown:
     return Shown("random", "", top1, near or 0.0, 0.0, [], *_look(method, feed, settings))
 
 
-def _trained(name: str, feed: Feed, settings: Pretrain, runs: Path) -> Shown:
+def _run(settings: Pretrain, runs: Path) -> Run:
     try:
-        run = pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY)
+        return pretrain(settings, runs=runs, resume=True, device="cpu", knn_every=KNN_EVERY, lens=LENS)
     except Stopped as end:  # here there is no --resume, for it always does
         raise Stopped(str(end).replace("Go on with --resume", "The same command goes on there"), end.code) from None
+
+
+def _trained(name: str, feed: Feed, run: Run) -> Shown:
+    settings = run.settings
     top1 = probe(run, PROBE, device="cpu", quiet=True)["top1"]
     looks = _look(load_method_of(run), feed, settings)
     result = run.result
@@ -223,12 +236,13 @@ def _json(shown: list[Shown]) -> str:
 
 def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
     """Return the page: one HTML file that needs no network."""
-    page = render(
+    text = render(
         "demo.html.j2",
         shown=shown,
         colours=COLOURS,
         lesson=lesson(shown),
-        seeds={row.name: seeds_of(row.effect) for row in shown if row.effect},
+        decoupled=decoupled(),
+        seeds={row.name: seeds_of(row.effect) if row.effect else None for row in shown},
         sweep=SWEEP,
         drawings={name: _svg(name, shown) for name in DRAWINGS},
         views=_views(feed, settings),
@@ -236,7 +250,7 @@ def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
         probe=PROBE,
         facts=environment(torch.device("cpu")),
     )
-    return page.encode(errors="backslashreplace")
+    return text.encode(errors="backslashreplace")
 
 
 def seeds_of(effect: str, batch: int = 64) -> Seeds | None:
@@ -247,34 +261,46 @@ def seeds_of(effect: str, batch: int = 64) -> Seeds | None:
     return None
 
 
-def lesson(shown: Sequence[Shown]) -> list[str]:
-    """Return three sentences: what happened, why, and what a probe at a fixed rate makes of it."""
+def lesson(shown: Sequence[Shown]) -> dict[str, str]:
+    """Return what happened, why, and what a probe at a fixed rate makes of it, by a word for each."""
     known = {row.name: found for row in shown if row.effect and (found := seeds_of(row.effect))}
+    plain = next(row for row in shown if row.name == "plain")
+    others = [row for row in shown if row.metrics and row is not plain]
+    mean, spread = known["plain"].probe
+    better = [row.name for row in others if known[row.name].probe[0] > mean + spread]
+    verdict = f"{' and '.join(better)} beat plain" if better else "no loss clearly beats plain"
     ranked = sorted(known, key=lambda name: -known[name].probe[0])
-    order = ", ".join(f"{name} {known[name].probe[0]:.0f} ± {known[name].probe[1]:.0f} %" for name in ranked)
-    trained = [row for row in shown if row.metrics]
-    plain = next(row for row in trained if row.name == "plain")
-    closer = [row for row in trained if row.angle < plain.angle - 1.0]
-    pulled = " and ".join(f"{row.name} ({row.angle:.0f}°)" for row in closer)
-    what = f"{pulled} pull positives closer than plain does ({plain.angle:.0f}°)"
-    angles = what if closer else f"no effect pulls positives closer than plain does ({plain.angle:.0f}°)"
-    low, high = (pick(row.norm for row in trained) for pick in (min, max))
-    alike = "about equally large" if high < 1.15 * low else f"up to {high / low:.1f} times as large as others"
-    small, large = (
-        seeds_of("attenuation(alpha=1)", batch).probe[0] - seeds_of("plain", batch).probe[0]  # type: ignore[union-attr]
-        for batch in (32, 64)
-    )
-    return [
-        f"Over five seeds the probe reads off the features: {order}; one run differs from another by as much.",
-        f"{angles[0].upper()}{angles[1:]}, which does not make features better by itself; the decoupled loss, proposed "
-        f"for small batches, is {_apart(large)} plain at batch 64 and {_apart(small)} at batch 32.",
-        f"Features are {alike} here (mean norm {low:.1f} to {high:.1f}), so a probe at one learning rate treats these "
-        f"runs alike; on CIFAR, emphasis makes them four times as large, and a probe at a low fixed rate then favours it.",
-    ]
+    scores = ", ".join(f"{name} {known[name].probe[0]:.0f} ± {known[name].probe[1]:.0f} %" for name in ranked)
+    near = min(others, key=lambda row: row.angle)
+    if near.angle < plain.angle - 1.0:
+        why = (
+            f"{near.name.capitalize()} weighs positives more and pulls them closest: their mean angle is "
+            f"{near.angle:.0f}°, and {plain.angle:.0f}° with plain. Closer positives alone are not better features."
+        )
+    else:
+        why = f"No loss pulled positives closer than plain did, whose mean angle is {plain.angle:.0f}°."
+    low, high = (choose(row.norm for row in [plain, *others]) for choose in (min, max))
+    size = "about equally large" if high < 1.15 * low else f"up to {high / low:.1f} times as large as others"
+    return {
+        "What happened": f"On these images {verdict}. Over five seeds a linear probe reaches {scores}.",
+        "Why": why,
+        "What a probe at one rate sees": (
+            f"Features are {size} here (mean norm {low:.1f} to {high:.1f}). On CIFAR emphasis made them four times as "
+            f"large, and a probe at a low fixed rate then favours it."
+        ),
+    }
 
 
-def _apart(points: float) -> str:
-    return f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
+def decoupled() -> str:
+    """Return what the sweep says of the decoupled loss and small batches."""
+    apart = {}
+    for batch in (64, 32):
+        plain, other = seeds_of("plain", batch), seeds_of("attenuation(alpha=1)", batch)
+        assert plain
+        assert other
+        points = other.probe[0] - plain.probe[0]
+        apart[batch] = f"{abs(points):.1f} points {'above' if points > 0 else 'below'} plain at batch {batch}"
+    return f"The decoupled loss (DCL) is meant for small batches: over five seeds it is {' and '.join(apart.values())}."
 
 
 def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:

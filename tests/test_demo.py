@@ -1,19 +1,25 @@
 """The demo: small, from end to end, and its page."""
 
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image, ImageColor
 
+import marginlens as ml
 from marginlens import demo
 from marginlens.cli import main
 from marginlens.data import shapes, store
 from marginlens.errors import Stopped
 from marginlens.evals.probe import Probe
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_stopped_it_says_how_to_go_on(monkeypatch, tmp_path):
@@ -24,7 +30,7 @@ def test_stopped_it_says_how_to_go_on(monkeypatch, tmp_path):
     with pytest.raises(
         Stopped, match=r"^stopped by SIGTERM; kept 5 of 8 steps. The same command goes on there$"
     ) as end:
-        demo._trained("plain", None, demo.settings_of("plain", 1), tmp_path)
+        demo._run(demo.settings_of("plain", 1), tmp_path)
     assert end.value.code == 143
 
 
@@ -58,11 +64,14 @@ def test_the_page_is_whole_and_needs_no_network(made):
     page.feed(text)
     for _, attributes in page.found:
         for name in ("src", "href"):
-            assert attributes.get(name, "data:").startswith("data:")
-    assert [tag for tag, _ in page.found if tag in ("figure", "svg", "script")] == ["figure", "svg"] * 4
-    assert text.count("<tr>") == 5  # a head, the random encoder and three runs
+            assert attributes.get(name, "data:").startswith("data:") or attributes[name] == "lens.html"
+    assert (made / "lens.html").is_file()
+    assert [tag for tag, _ in page.found if tag in ("figure", "svg", "script")] == ["figure", "svg"] * 5
+    assert text.count("<tr>") == 6 + 1 + len(demo.SWEEP)  # the random encoder, four runs, the sweep, two heads
     assert len(text) < 1e6
-    assert [w for w in ("Accuracy", "Training", "sees", "Maps", "Angles") if w not in text] == []
+    assert [
+        w for w in ("What happened", "Accuracy", "Training", "sees", "Maps", "Angles", "sweep") if w not in text
+    ] == []
     assert "nan" not in re.sub(r"<script.*?</script>|base64,[^\"]*", "", text, flags=re.S).lower()
 
 
@@ -88,13 +97,13 @@ def test_the_picture_is_a_picture(made):
 def test_it_shows_what_was_measured(made, capsys):
     """Run again, nothing is trained again, the files are the same, and the table has the records' numbers."""
     capsys.readouterr()
-    before = [(made / name).read_bytes() for name in ("report.html", "report.png")]
+    before = [(made / name).read_bytes() for name in ("report.html", "lens.html", "report.png")]
     main(["demo", "--out", str(made), "--epochs", "1", "--json"])
     said = capsys.readouterr()
     rows = {row["name"]: row for row in json.loads(said.out)["rows"]}
     assert list(rows) == ["random", *demo.EFFECTS]
-    assert said.err.count("is already complete") == 3
-    assert [(made / name).read_bytes() for name in ("report.html", "report.png")] == before
+    assert said.err.count("is already complete") == len(demo.EFFECTS)
+    assert [(made / name).read_bytes() for name in ("report.html", "lens.html", "report.png")] == before
     text = (made / "report.html").read_text()
     for path in (made / "runs").iterdir():
         (record,) = (path / "evaluations").glob("probe-*.json")
@@ -102,6 +111,43 @@ def test_it_shows_what_was_measured(made, capsys):
         effect = json.loads((path / "config.json").read_text())["settings"]["effect"]
         assert rows[next(n for n, e in demo.EFFECTS.items() if e == effect)]["probe"] == found
         assert f"<td>{found:.1f} %</td>" in text
+
+
+def test_its_seeds_are_those_of_the_records():
+    """What the package shows is the summary of the sweep, and the choice is the protocol's."""
+    spec = importlib.util.spec_from_file_location("demo_effects", ROOT / "benchmarks" / "demo_effects.py")
+    sweep = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sweep)
+    lines = [json.loads(line) for line in (ROOT / "results" / "demo_effects.jsonl").read_text().splitlines()]
+    assert len(lines) == len(sweep.plan())
+    assert sweep.summary(lines) == demo.SWEEP
+    kept_back = {row["effect"]: row["holdout"][0] for row in demo.SWEEP if row["batch"] == 64}
+    for kind in ("margin", "emphasis"):
+        best = max((effect for effect in kept_back if effect.startswith(kind)), key=kept_back.get)
+        assert demo.EFFECTS[kind] == best
+    assert demo.seeds_of("plain").seeds >= 5
+
+
+def shown(name, angle, norm):
+    """A line of the demo with one row at an angle."""
+    c = torch.tensor([angle]).deg2rad().cos()
+    rows = ml.Rows(c, c.acos(), c, c, c, c, c, c, c, c)
+    return demo.Shown(name, demo.EFFECTS[name], 80.0, 70.0, 1.0, ["an epoch"], {}, rows, norm)
+
+
+def test_the_sentences_follow_the_numbers(monkeypatch):
+    said = demo.lesson([shown("plain", 26, 7.0), shown("margin", 25.5, 7.1), shown("emphasis", 20, 7.3)])
+    assert "no loss clearly beats plain" in said["What happened"]
+    assert said["Why"].startswith("Emphasis weighs positives more")
+    assert "20°, and 26° with plain" in said["Why"]
+    assert "about equally large here (mean norm 7.0 to 7.3)" in said["What a probe at one rate sees"]
+    said = demo.lesson([shown("plain", 26, 1.0), shown("margin", 26, 1.0), shown("emphasis", 26, 4.0)])
+    assert said["Why"].startswith("No loss pulled positives closer")
+    assert "up to 4.0 times as large" in said["What a probe at one rate sees"]
+    better = [dict(row, probe=[99.0, 1.0]) if row["effect"] == demo.EFFECTS["margin"] else row for row in demo.SWEEP]
+    monkeypatch.setattr(demo, "SWEEP", better)
+    assert "margin beat plain" in demo.lesson([shown("plain", 26, 1.0), shown("margin", 26, 1.0)])["What happened"]
+    assert "below plain at batch 64" in demo.decoupled()
 
 
 def test_the_page_in_a_browser(made, tmp_path):
