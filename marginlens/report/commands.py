@@ -13,11 +13,12 @@ from marginlens.files import text as text_of
 from marginlens.output import legible, say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
-from marginlens.report.gather import Gathered, Line, gather
+from marginlens.report.gather import gather
 from marginlens.report.latex import latex as make_latex
+from marginlens.report.lines import Gathered, Line
 from marginlens.report.page import page
 from marginlens.report.rates import rates_picture
-from marginlens.report.tables import brief
+from marginlens.report.tables import brief, settings_facts
 from marginlens.report.tables import insert as put_in
 from marginlens.report.tables import markdown as make_markdown
 from marginlens.runs.store import scan
@@ -28,7 +29,7 @@ MARKS = {
     "tex": "% made by marginlens report",
     "svg": "<svg [^>]*><style>\n:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff",
 }
-"""How each kind of file that a report writes begins. A stranger's, which does not, is never replaced."""
+"""The beginning of each kind of file that a report writes. A file that begins otherwise is never replaced."""
 
 
 def report(
@@ -36,16 +37,17 @@ def report(
     runs: tuple[Path, ...] = (Path("runs"),),
     out: Path = Path("report"),
     only: tuple[str, ...] = (),
+    paper: bool = False,
     markdown: Path | None = None,
     latex: Path | None = None,
     insert: Path | None = None,
     rates: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Lays our runs beside the paper: one self-contained page, and the tables as Markdown and LaTeX.
+    """Writes a report: means over the seeds of each setting, curves, and the paper's tables with our numbers beside.
 
-    It reads run records only: no data set and no GPU is needed. Folders that cannot be read are listed in the page, and
-    make the exit code 2. For example:
+    It needs run records only: no data set, no GPU. Folders that cannot be read are listed in the page, and make the
+    exit code 2. For example:
 
         marginlens report
 
@@ -57,14 +59,16 @@ def report(
         runs: Stores to read: folders of runs.
         out: The folder to write: report.html, tables.md, tables.tex.
         only: Only these tables and figures, e.g. tab2 'fig*', and the runs that stand in them; not given: all.
+        paper: Show every table of the paper, also tables and rows without a run.
         markdown: Write the Markdown tables to this file instead of OUT/tables.md.
         latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
-        insert: Put a table of what was run, by the first reading of each cell, into this Markdown file, between the
-            marks <!-- marginlens report --> and <!-- end of marginlens report -->.
-        rates: Draw what probes at several learning rates gave into this file, as SVG.
+        insert: Put a table of the paper's cells that were run, by the first reading of each, into this Markdown file,
+            between the marks <!-- marginlens report --> and <!-- end of marginlens report -->.
+        rates: Draw probes at several learning rates into this file, as SVG.
         json: Print the tables' numbers as JSON.
     """
-    found = read(runs, only)
+    found = read(runs, only, paper)
+    notes = _check_only(found, runs, only)
     if insert:
         insert_brief(found, expanded(insert))  # before anything is written
     if rates:
@@ -80,22 +84,41 @@ def report(
         say_json(jsons.dumps({"written": written} | summary(found), indent=1, allow_nan=False))
     else:
         apart = any(is_stream(Path(path)) for path in written)
-        say(f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}; wrote {', '.join(written)}", error=apart)
+        count = len(found.runs)
+        line = f"{count} run{'s' * (count != 1)}; wrote {', '.join(written)}"
+        notes += [f"{found.diverged} evaluation{'s' * (found.diverged > 1)} diverged"] if found.diverged else []
+        say("; ".join([line, *notes]), error=apart)
     if found.bad:
         others = f" (and {len(found.bad) - 1} more, which the report lists)" if len(found.bad) > 1 else ""
-        raise ValueError(f"the report is written without what cannot be read: {found.bad[0][1]}{others}")
+        raise ValueError(f"the report is written, but a folder cannot be read: {found.bad[0][1]}{others}")
 
 
-def read(runs: Sequence[Path], only: Sequence[str] = ()) -> Gathered:
-    """What the stores hold, laid beside the paper's tables, or some of them."""
+def read(runs: Sequence[Path], only: Sequence[str] = (), paper: bool = False) -> Gathered:
+    """Read stores, and put their runs beside the paper's tables, or beside `only` some of them."""
     chosen = _tables(only)
-    return gather([entry for store in dict.fromkeys(runs) for entry in scan(store)], TABLES, chosen)
+    return gather([entry for store in dict.fromkeys(runs) for entry in scan(store)], TABLES, chosen, paper)
+
+
+def _check_only(found: Gathered, runs: Sequence[Path], only: Sequence[str]) -> list[str]:
+    """Return a note on the chosen tables without a run; raise if no chosen table has one."""
+    if not only or found.paper:
+        return []
+    missing = [table.name for key, table in found.tables.items() if not found.shown.get(key) and not found.looks[key]]
+    if len(missing) < len(found.tables):
+        return [f"no run stands in {', '.join(missing)}"] if missing else []
+    stores = ", ".join(str(store) for store in dict.fromkeys(runs))
+    every = read(runs)
+    known = [key for key in every.tables if key in every.shown or every.looks[key]]
+    has = f"give one of {', '.join(known)}" if known else "no other table has one; leave out --only"
+    raise ValueError(
+        f"--only {' '.join(only)}: no run in {stores} stands in {', '.join(missing)}; {has}, or add --paper"
+    )
 
 
 def write(
     found: Gathered, runs: Sequence[Path], out: Path, markdown: Path | None = None, latex: Path | None = None
 ) -> list[str]:
-    """Writes the three files, and returns their names."""
+    """Write the three files, and return their names."""
     out = expanded(out)
     table = expanded(markdown) if markdown else out / "tables.md"
     tex = expanded(latex) if latex else out / "tables.tex"
@@ -104,14 +127,14 @@ def write(
         check_replaceable(path, MARKS[kind])
     body = legible(page(found, [str(store) for store in dict.fromkeys(runs)]))
     _put(out / "report.html", body, "--out", MARKS["html"])
-    at = Path("tables.md") if is_stream(table) else table  # what reads a stream is taken to be here
+    at = Path("tables.md") if is_stream(table) else table  # links of a stream start at the working directory
     _put(table, legible(make_markdown(found, at)), "--markdown" if markdown else "--out", MARKS["md"])
     _put(tex, legible(make_latex(found)), "--latex" if latex else "--out", MARKS["tex"])
     return [str(path) for path in files.values()]
 
 
 def insert_brief(found: Gathered, path: Path) -> str:
-    """The file's text with the table of what was run in its place."""
+    """Return a file's text with the brief table between its marks."""
     try:
         held = text_of(path)
     except (OSError, ValueError) as error:
@@ -123,12 +146,12 @@ def insert_brief(found: Gathered, path: Path) -> str:
 
 
 def summary(found: Gathered) -> dict[str, Any]:
-    """The tables' numbers as plain values."""
-    tables = {key: [_plain(line) for line in lines] for key, lines in found.lines.items() if lines}
+    """Return the numbers of the tables as plain values."""
+    tables = {key: [_plain(line) for line in lines] for key, lines in found.shown.items() if lines}
     looks = {key: [_plain(line) for line in lines] for key, lines in found.looks.items() if lines}
-    others = [str(seen.path) for seen in found.others]
     bad = [{"folder": path, "why": why} for path, why in found.bad]
-    return {"runs": len(found.runs), "tables": tables, "looks": looks, "others": others, "unreadable": bad}
+    known = {"runs": len(found.runs), "settings": settings_facts(found)}
+    return known | {"tables": tables, "looks": looks, "unreadable": bad}
 
 
 def _plain(line: Line) -> dict[str, Any]:
@@ -146,6 +169,7 @@ def _plain(line: Line) -> dict[str, Any]:
 
 
 def _tables(patterns: Sequence[str]) -> list[str]:
+    """Return the tables that match; raise for a pattern that matches none."""
     found: list[str] = []
     for pattern in patterns:
         some = [key for key in TABLES if fnmatchcase(key, pattern.lower())]
@@ -156,6 +180,6 @@ def _tables(patterns: Sequence[str]) -> list[str]:
 
 
 def _put(path: Path, text: str, option: str, mark: str = "") -> None:
-    """Write a file aside and rename it; `option` is what named its place, `mark` tells a file of ours."""
+    """Write a file aside and rename it. `option` named its place; `mark` is the beginning of a file of ours."""
     with writing(path, option):
         deliver(path, text.encode(), mark)

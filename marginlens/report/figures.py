@@ -1,7 +1,7 @@
-"""The paper's figures from our runs, as SVG: drawn here, so that they are there without a script and on paper.
+"""The paper's figures from our runs, as SVG that needs no script and prints.
 
-SVG by hand and not a plotting library's: a report stays small, points can be links, and the colours follow the reader's
-light or dark.
+The SVG is written here and not by a plotting library: the page stays small, points are links, and colours follow the
+reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass, field, replace
 
 from marginlens.paper import Cell, Published, Table, elsewhere
 from marginlens.report import render
-from marginlens.report.gather import Line
-from marginlens.report.grids import number
+from marginlens.report.lines import Line
+from marginlens.runs.seeds import number
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 44
-TITLE = 7.8  # px of a letter in a panel's name, about
+TITLE = 7.8
+"""The mean width of a letter in a panel's name, in pixels."""
 CLOSE = 26
-"""Labels of an axis that would lie nearer than this are left out, in pixels."""
+"""The least distance between labels of an axis, in pixels."""
 
 COLOURS = 8
-"""Of lines and marks: --c0 to --c7 of the style."""
+"""The number of colours: --c0 to --c7 of the style."""
 LINES = 2 * COLOURS
-"""So many series look different."""
+"""The number of series that look different."""
 
 Scale = Callable[[float], float]
 
@@ -40,28 +41,25 @@ class Point:
     said: str
     link: str
     lost: bool = False
-    """Whether a probe that diverged is in it: then it is a cross beside the line, and says nothing of the backbone."""
+    """True if one of its probes diverged. It is then a cross beside the line."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Series over an axis: each has a colour of its own, in the order given, also where it has no point.
-
-    When the colours come again, marks are hollow and lines broken.
-    """
+    """Series over an axis. Colours follow the order of the series; the second eight have hollow marks, dashed lines."""
 
     name: str
     about: str
     label: str
     across: Mapping[float, float]
-    """Where each value of the axis lies."""
+    """The position of each value of the axis."""
     series: Mapping[str, Sequence[Point]]
     printed: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    """Published numbers, by the series that they belong to."""
+    """Published numbers by series."""
 
 
 def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> str:
-    """A panel per data set; `published` adds the numbers that a table of the paper has for the same run."""
+    """Return a panel per data set; `published` adds numbers that a table of the paper has for the same run."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(_data(line), []).append(line)
@@ -71,7 +69,7 @@ def figure(table: Table, lines: Sequence[Line], *, published: bool = False) -> s
 
 
 def _data(line: Line) -> str:
-    """The panel's name: the cell's data, or those of a rehearsal, which is the same for all cells' data."""
+    """Return the data of a cell, or of its rehearsal, which is the same for all cells."""
     return line.runs[0].settings.data if line.label.startswith("rehearsal") else line.cell.path.split("/")[1]
 
 
@@ -87,7 +85,7 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> P
         own = _series(table, line.cell)
         x = line.cell.at[table.x]
         if line.mean is not None:
-            lost = sum(value.diverged for value in line.values)
+            lost = line.diverged
             seeds = f"{len(line.values)} seed{'s' * (len(line.values) > 1)}{f', {lost} diverged' * bool(lost)}"
             said = f"{own}, {line.cell.column}: {number(line.mean, line.std)} ({seeds})"
             point = Point(x, line.mean, line.std or 0.0, said, line.values[0].run.key, bool(lost))
@@ -102,13 +100,13 @@ def _panel(table: Table, name: str, lines: Sequence[Line], published: bool) -> P
 
 
 def logarithmic(name: str, label: str, series: Mapping[str, Sequence[Point]]) -> Panel:
-    """Lines over a logarithmic axis, with a label at each value that a point has, where there is room."""
+    """Return a panel with a logarithmic axis, labelled at the values of points as far as there is room."""
     values = sorted({point.x for points in series.values() for point in points})
     return Panel(name, f"{name}: top-1 by {label}", label, _across(values, log=True), series)
 
 
 def picture(shown: Sequence[Panel]) -> str:
-    """Panels two in a row, as an SVG file by itself; all have the same series, which one key explains below."""
+    """Return panels of the same series as an SVG file, two in a row, with one legend below."""
     wide, high = 2 * WIDTH, -(-len(shown) // 2) * HEIGHT
     parts = [
         f'<g transform="translate({i % 2 * WIDTH} {i // 2 * HEIGHT})">{_plot(one, linked=False)}</g>'
@@ -127,7 +125,7 @@ def picture(shown: Sequence[Panel]) -> str:
 
 
 def panels(shown: Sequence[Panel]) -> str:
-    """Panels side by side, as many as there is room for."""
+    """Return panels side by side, as many as fit."""
     return f'<div class="panels">{"".join(map(_draw, shown))}</div>' if shown else ""
 
 
@@ -144,7 +142,7 @@ def _draw(one: Panel) -> str:
 
 
 def _plot(one: Panel, *, linked: bool) -> str:
-    """What is drawn in a panel: axes, lines, marks, which lead to their runs where there is a page that has them."""
+    """Return the axes, lines and marks of a panel; marks link to runs if the page has them."""
     points = [p for group in (*one.series.values(), *one.printed.values()) for p in group]
     up, ticks = _up([p.y - p.spread for p in points] + [p.y + p.spread for p in points])
     parts = [_axes(one.name, one.label, one.across, up, ticks)]
@@ -157,13 +155,13 @@ def _plot(one: Panel, *, linked: bool) -> str:
 
 
 def _published(cell: Cell) -> tuple[str, Published] | None:
-    """What the paper's text prints for this run, in the figure or in a table."""
+    """Return the number that the paper prints for this run, in the figure or in a table, and its address."""
     found = [c for c in (cell, *elsewhere(cell)) if c.published is not None]
     return (found[0].address, found[0].published) if found and found[0].published is not None else None
 
 
 def _across(values: Sequence[float], log: bool) -> Mapping[float, float]:
-    """Where each value of the axis lies; infinity, which is no effect, at the right end, set apart."""
+    """Return the position of each value; infinity, which means no effect, is set apart at the right end."""
     finite = [v for v in values if math.isfinite(v)]
     turned = [math.log(v) for v in finite] if log and all(v > 0 for v in finite) else list(finite)
     low, high = min(turned, default=0.0), max(turned, default=1.0)
@@ -174,7 +172,7 @@ def _across(values: Sequence[float], log: bool) -> Mapping[float, float]:
 
 
 def _up(values: Sequence[float]) -> tuple[Scale, list[float]]:
-    """The vertical scale, and round numbers on it."""
+    """Return the vertical scale, and round numbers on it."""
     low, high = min(values), max(values)
     span = max(high - low, 0.5)
     low, high = low - 0.06 * span, max(high, low + span) + 0.06 * span
@@ -206,7 +204,7 @@ def _axes(name: str, label: str, across: Mapping[float, float], up: Scale, ticks
 
 
 def _title(name: str) -> str:
-    """Over the axes where it has room there, else over the whole panel, squeezed where it must be."""
+    """Return the name over the axes if it fits, else over the whole panel, squeezed if needed."""
     wide, whole = TITLE * len(name), WIDTH - 8
     x = LEFT if wide <= WIDTH - LEFT else 4
     squeezed = f' textLength="{whole}" lengthAdjust="spacingAndGlyphs"' if wide > whole else ""
@@ -219,12 +217,12 @@ def _line(i: int, points: Sequence[Point], across: Mapping[float, float], up: Sc
 
 
 def _colour(i: int) -> str:
-    """The class of a series' marks."""
+    """Return the class of a series' marks."""
     return f"k{i % COLOURS}{' hollow' * (i >= COLOURS)}"
 
 
 def _mark(i: int, point: Point, x: float, up: Scale, *, own: bool) -> str:
-    """A disc for ours, which leads to the run, or a cross; an empty diamond for a published number; with error bars."""
+    """Return a disc for our mean, a cross if it diverged, or a diamond for a published number, with an error bar."""
     y, low, high = up(point.y), up(point.y - point.spread), up(point.y + point.spread)
     bar = f'<path class="bar s{i % COLOURS}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' if point.spread else ""
     title = f"<title>{html.escape(point.said)}</title>"

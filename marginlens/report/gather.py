@@ -1,53 +1,34 @@
-"""From run records to what a report says: which run stands for which cell of the paper, and what it measured.
+"""Decide which run stands in which cell of the paper, from run records alone.
 
-A run counts beside a published number only when its settings are the cell's (any seed), it is complete, and it was
-evaluated as the paper does. Shorter looks and rehearsals are lines of their own, with a label. Nothing is computed
-here but means and standard deviations, and no data set is opened.
+A run counts beside a published number only if its settings are the cell's (any seed), it is complete, and it was
+evaluated as the paper does. Shorter looks and rehearsals are lines of their own, with a label.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import marginlens as ml
 from marginlens import evals
 from marginlens.paper import Cell, Table, readings
 from marginlens.paper.match import Label, follows, match, standing
+from marginlens.report.lines import Gathered, Line, Partial, Value, ending, numerics_of
 from marginlens.runs.config import NUMERICS, Pretrain
 from marginlens.runs.records import Evaluation
 from marginlens.runs.run import Run, Unreadable
 
 Usual = Mapping[tuple[Label, str], str]
-"""The content of data that counts in a table, by the kind of its runs and the name of the data."""
-
-
-def numerics_of(run: Run) -> str:
-    """Return what must be said of a run whose numbers mean something else now; "" for all others."""
-    return "" if run.numerics == NUMERICS else f"numerics {run.numerics}, not {NUMERICS}"
-
-
-def short(run: Run) -> str:
-    """Return what became of a run, in a few words."""
-    if run.state == "interrupted":
-        return f"interrupted at epoch {run.epochs_done} of {run.settings.epochs}"
-    return run.state
-
-
-def ending(run: Run) -> str:
-    """Return what became of a run, and why."""
-    return f"failed: {run.why}" if run.state == "failed" else short(run)
+"""The fingerprint of the data that counts in a table, by the label of its runs and the name of the data."""
 
 
 def read_all(
     held: Iterable[Run | Unreadable],
 ) -> tuple[list[Run], list[tuple[str, str]], dict[str, list[str]]]:
-    """Return every run once, folders that cannot be read with why, and further copies of runs by key.
+    """Return every run once, unreadable folders with the reason, and the folders of further copies by key.
 
-    Of copies in several stores the one that got furthest counts, the first of equals; evaluations of copies that came
-    to the same result are joined.
+    Of several copies, the first of those that got furthest counts. Copies with the same result share their evaluations.
     """
     bad: list[tuple[str, str]] = []
     found: dict[str, list[Run]] = {}
@@ -67,10 +48,10 @@ def read_all(
 
 
 def _joined(best: Run, same: Iterable[Run]) -> dict[str, Evaluation]:
-    """Return the evaluations of a run and of its copies: of one name, which is one measurement, the latest."""
+    """Return the evaluations of a run and of its copies with the same result, of each name the latest."""
     joined: dict[str, Evaluation] = {}
     for run in same:
-        if run.outcome == best.outcome:  # the same weights; another outcome's numbers are not this one's
+        if run.outcome == best.outcome:  # another outcome means other weights
             for name, one in run.evaluation_files.items():
                 if name not in joined or one.time > joined[name].time:
                     joined[name] = one
@@ -78,7 +59,7 @@ def _joined(best: Run, same: Iterable[Run]) -> dict[str, Evaluation]:
 
 
 def usual_contents(found: Iterable[tuple[Cell, Run, Label]]) -> Usual:
-    """Return, where data of one name differ in content, the latest of a complete run, else the latest."""
+    """Return the fingerprint that counts of each data set: the latest of a complete run, else the latest."""
     latest: dict[tuple[Label, str], tuple[bool, str, str]] = {}
     for cell, run, kind in found:
         marks = [(run.settings.data, run.resumed, run.data)]
@@ -90,122 +71,29 @@ def usual_contents(found: Iterable[tuple[Cell, Run, Label]]) -> Usual:
 
 
 def odd_data(one: Evaluation, kind: Label, usual: Usual) -> str:
-    """Return what is odd about the content that an evaluation was made on; "" where it is that of the others."""
+    """Return why an evaluation does not count, if its data differ from the others'; else ""."""
     return odd_content(one.data, one.data_fingerprint, usual.get((kind, one.data), one.data_fingerprint))
 
 
 def odd_content(data: str, content: str, usual: str) -> str:
-    """Return which content some data have, and which counts; "" where they are the same."""
+    """Return both fingerprints if they differ, else ""."""
     if content == usual:
         return ""
     return f"not counted: the content of its {data} is {content[:10]}, and {usual[:10]} counts"
 
 
-@dataclass(frozen=True)
-class Value:
-    """A number that a run gave."""
-
-    run: Run
-    one: Evaluation
-    """The evaluation that it stands in."""
-
-    @property
-    def top1(self) -> float:
-        return self.one.top1
-
-    @property
-    def diverged(self) -> bool:
-        """By its probe's loss."""
-        return self.one.diverged
-
-
-@dataclass(frozen=True)
-class Partial:
-    """A run that gave no number, and why."""
-
-    run: Run
-    said: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """A cell of the paper and its runs, one per seed; with a label, runs that are not quite the cell's."""
-
-    cell: Cell
-    label: str = ""
-    values: tuple[Value, ...] = ()
-    partial: tuple[Partial, ...] = ()
-    plain: Line | None = None
-    """The line of the same cell without its effect, where the table has one that has run."""
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return tuple(sorted([v.run for v in self.values] + [p.run for p in self.partial], key=lambda seen: seen.order))
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(v.top1 for v in self.values) if self.values else None
-
-    @property
-    def std(self) -> float | None:
-        return std_of([v.top1 for v in self.values])
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the published number."""
-        mean, published = self.mean, self.cell.published
-        return None if mean is None or published is None or self.label else mean - published.mean
-
-    @property
-    def gain(self) -> float | None:
-        """What the effect gives: ours less ours without it."""
-        mean, plain = self.mean, self.plain.mean if self.plain else None
-        return None if mean is None or plain is None else mean - plain
-
-    @property
-    def gain_diverged(self) -> bool:
-        """Whether a probe that diverged has a part in the gain."""
-        return self.plain is not None and any(value.diverged for value in (*self.values, *self.plain.values))
-
-    @property
-    def published_gain(self) -> float | None:
-        """The same of the published numbers."""
-        published, plain = self.cell.published, self.plain.cell.published if self.plain else None
-        return None if published is None or plain is None else published.mean - plain.mean
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """All that a report shows."""
-
-    tables: dict[str, Table]
-    lines: dict[str, list[Line]]
-    """A line per cell of each table."""
-    looks: dict[str, list[Line]]
-    """Shorter looks and rehearsals of each table's cells."""
-    others: list[Run]
-    """Runs that are no cell's own."""
-    runs: list[Run]
-    """Every run that could be read."""
-    bad: list[tuple[str, str]]
-    """Folders that could not be read, and why."""
-    copies: dict[str, list[str]]
-    """Folders that hold the same run as the one that is shown, by its key."""
-    labels: dict[str, str]
-    """What must be said of a run that is a shorter look or a rehearsal, by its key."""
-
-
-def gather(held: Iterable[Run | Unreadable], tables: Mapping[str, Table], only: Sequence[str] = ()) -> Gathered:
-    """Reads every run once and puts it where it belongs; of `only` these tables, where it is given."""
+def gather(
+    held: Iterable[Run | Unreadable], tables: Mapping[str, Table], only: Sequence[str] = (), paper: bool = False
+) -> Gathered:
+    """Put every run where it belongs. `only` names tables to keep; `paper` shows what has no run, too."""
     tables = {key: _read(table) for key, table in tables.items()}
     runs, bad, copies = read_all(held)
     found = _kept(_matches(tables, runs))
-    own = {seen.key for _, seen, kind in found if kind == "exact"}
     groups: dict[tuple[str, str], list[tuple[Run, Label]]] = {}
     by_table: dict[str, list[tuple[Cell, Run, Label]]] = {}
-    for cell, seen, kind in found:
-        groups.setdefault((cell.table, cell.path), []).append((seen, kind))
-        by_table.setdefault(cell.table, []).append((cell, seen, kind))
+    for cell, run, kind in found:
+        groups.setdefault((cell.table, cell.path), []).append((run, kind))
+        by_table.setdefault(cell.table, []).append((cell, run, kind))
     chosen = {key: table for key, table in tables.items() if not only or key in only}
     lines: dict[str, list[Line]] = {}
     looks: dict[str, list[Line]] = {}
@@ -214,17 +102,14 @@ def gather(held: Iterable[Run | Unreadable], tables: Mapping[str, Table], only: 
         made = [_lines(cell, groups.get((key, cell.path), []), usual) for cell in table.cells]
         lines[key] = _with_plain([first for first, *_ in made if first.runs or not first.cell.reading])
         looks[key] = [look for _, *more in made for look in more]
-    others = [] if only else [seen for seen in runs if seen.key not in own]
     if only:
         shown = {s.key for part in (lines, looks) for held in part.values() for line in held for s in line.runs}
-        runs = [seen for seen in runs if seen.key in shown]
-    labels = {seen.key: odd for seen in runs if (odd := numerics_of(seen))}
-    labels |= {seen.key: label for cell, seen, kind in found if (label := _label(cell, seen, kind, None))}
-    return Gathered(chosen, lines, looks, others, runs, bad, copies, labels)
+        runs = [run for run in runs if run.key in shown]
+    return Gathered(chosen, lines, looks, runs, bad, copies, paper)
 
 
 def _with_plain(lines: Sequence[Line]) -> list[Line]:
-    """The lines of a table, each with the line of plain that differs by its effect only."""
+    """Give each line the line of plain that differs in its effect alone."""
     ran = [line for line in lines if line.values]
     plains = {_but_effect(line.cell): line for line in ran if _asked(line.cell, "effect") == "plain"}
     return [
@@ -236,35 +121,25 @@ def _with_plain(lines: Sequence[Line]) -> list[Line]:
 
 
 def _but_effect(cell: Cell) -> str:
-    """What a cell asks for beside its effect."""
+    """Return a cell's settings without its effect, as text."""
     return repr((cell.to, sorted((name, value) for name, value in (cell.settings or {}).items() if name != "effect")))
 
 
-def cells_of(lines: Iterable[Line]) -> int:
-    """How many cells these lines are of, whatever the reading."""
-    return len({line.cell.address for line in lines})
-
-
-def std_of(numbers: Sequence[float]) -> float | None:
-    """The sample standard deviation over seeds; none for one seed."""
-    return statistics.stdev(numbers) if len(numbers) > 1 else None
-
-
 def _read(table: Table) -> Table:
-    """A table whose cells come by every reading of the paper's words; other readings are only shown where they ran."""
+    """Return a table with a cell for each reading of the paper's words."""
     return replace(table, cells=tuple(read for cell in table.cells for read in readings(cell)))
 
 
 def _matches(tables: Mapping[str, Table], runs: Iterable[Run]) -> list[tuple[Cell, Run, Label]]:
-    """Each pair of a cell and a run that has to do with it.
+    """Return each pair of a cell and a run that matches it, with the kind of match.
 
-    Settings are compared once, however many cells and seeds share them, and only where method and effect agree, which
-    no label changes. Cells that share them may be swept along others, and a rehearsal keeps what is swept.
+    Method and effect must agree for any match, so runs are indexed by them. Settings are compared once, however many
+    cells and seeds share them.
     """
     index: dict[tuple[str, str], dict[str, list[Run]]] = {}
-    for seen in runs:
-        groups = index.setdefault((seen.settings.method, seen.settings.effect), {})
-        groups.setdefault(seen.but_seed, []).append(seen)
+    for run in runs:
+        groups = index.setdefault((run.settings.method, run.settings.effect), {})
+        groups.setdefault(run.but_seed, []).append(run)
     known: dict[tuple[str, str], Label | None] = {}
     found: list[tuple[Cell, Run, Label]] = []
     for cell in (cell for table in tables.values() for cell in table.cells if cell.settings is not None):
@@ -273,12 +148,12 @@ def _matches(tables: Mapping[str, Table], runs: Iterable[Run]) -> list[tuple[Cel
             if (asked, shared) not in known:
                 known[asked, shared] = match(cell, group[0])
             if (kind := known[asked, shared]) is not None:
-                found += [(cell, seen, kind) for seen in group]
+                found += [(cell, run, kind) for run in group]
     return found
 
 
 def _asked(cell: Cell, name: str) -> Any:
-    """A setting of the cell."""
+    """Return a setting of the cell."""
     assert cell.settings is not None
     return cell.settings.get(name, Pretrain.model_fields[name].default)
 
@@ -287,87 +162,87 @@ _RANKS: tuple[Label, ...] = ("exact", "shorter", "rehearsal")
 
 
 def _kept(found: Sequence[tuple[Cell, Run, Label]]) -> list[tuple[Cell, Run, Label]]:
-    """Without looks that say nothing.
+    """Drop matches that tell nothing new.
 
-    A run that is some cell's own is no shorter look at another's (200 epochs of Tab. 2 at the 1,000 of Tab. 9), one
-    that is a shorter look is no rehearsal, and of shorter looks those at the cells of fewest epochs count. What several
-    readings of a cell have in common, as a rehearsal may be, is the first one's.
+    An exact run of one cell is no shorter look at another: 200 epochs of Tab. 2 at the 1,000 of Tab. 9. A shorter look
+    is no rehearsal. Of shorter looks, those at the cells of fewest epochs stay. A run that matches several readings
+    of a cell counts for the first.
     """
     ranks: dict[str, int] = {}
-    for _, seen, kind in found:
-        ranks[seen.key] = min(ranks.get(seen.key, len(_RANKS)), _RANKS.index(kind))
-    found = [(cell, seen, kind) for cell, seen, kind in found if _RANKS.index(kind) == ranks[seen.key]]
+    for _, run, kind in found:
+        ranks[run.key] = min(ranks.get(run.key, len(_RANKS)), _RANKS.index(kind))
+    found = [(cell, run, kind) for cell, run, kind in found if _RANKS.index(kind) == ranks[run.key]]
     fewest: dict[str, int] = {}
-    for cell, seen, _ in found:
-        fewest[seen.key] = min(fewest.get(seen.key, 1 << 60), _asked(cell, "epochs"))
+    for cell, run, _ in found:
+        fewest[run.key] = min(fewest.get(run.key, 1 << 60), _asked(cell, "epochs"))
     kept: dict[tuple[str, str], tuple[Cell, Run, Label]] = {}
-    for cell, seen, kind in found:
-        if kind == "exact" or _asked(cell, "epochs") == fewest[seen.key]:
-            kept.setdefault((cell.address, seen.key), (cell, seen, kind))
+    for cell, run, kind in found:
+        if kind == "exact" or _asked(cell, "epochs") == fewest[run.key]:
+            kept.setdefault((cell.address, run.key), (cell, run, kind))
     return list(kept.values())
 
 
 def _lines(cell: Cell, runs: Sequence[tuple[Run, Label]], usual: Usual) -> list[Line]:
-    """The cell's own line, whatever is in it, and then one for each label; one number per seed in each."""
+    """Return the cell's own line, which may be empty, then a line per label. Each seed counts once in a line."""
     values: dict[str, dict[int, Value]] = {}
     partial: dict[str, list[Partial]] = {}
     bare: list[tuple[str, Run]] = []
     latest = sorted(runs, key=lambda pair: pair[0].resumed, reverse=True)
-    for seen, kind in sorted(latest, key=lambda pair: pair[0].settings.seed):
-        label, found = _label(cell, seen, kind, None), None
-        said = odd_content(seen.settings.data, seen.data, usual[kind, seen.settings.data])
-        if not said and seen.complete:
-            able = standing(cell, seen, kind)
+    for run, kind in sorted(latest, key=lambda pair: pair[0].settings.seed):
+        label, found = _label(cell, run, kind, None), None
+        said = odd_content(run.settings.data, run.data, usual[kind, run.settings.data])
+        if not said and run.complete:
+            able = standing(cell, run, kind)
             found = next((one for one in able if not odd_data(one, kind, usual)), None)
             said = odd_data(able[0], kind, usual) if able and found is None else ""
         if found is not None:
-            label = _label(cell, seen, kind, found)
-            value = Value(seen, found)
-            first = values.setdefault(label, {}).setdefault(seen.settings.seed, value)
-            said = "" if first.run is seen else f"not counted: {first.run.name} has this seed already"
+            label = _label(cell, run, kind, found)
+            value = Value(run, found)
+            first = values.setdefault(label, {}).setdefault(run.settings.seed, value)
+            said = "" if first.run is run else f"not counted: {first.run.name} has this seed already"
             if label and kind == "exact" and not said:
-                partial.setdefault("", []).append(Partial(seen, _not_quite(seen, label)))
-        elif not said and (kind == "exact" or not seen.complete):
-            said = _lacks(cell, seen)
+                partial.setdefault("", []).append(Partial(run, _not_quite(run, label)))
+        elif not said and (kind == "exact" or not run.complete):
+            said = _lacks(cell, run)
         elif not said:
-            bare.append((label, seen))
+            bare.append((label, run))
         if said:
-            partial.setdefault(label, []).append(Partial(seen, said))
-    for label, seen in bare:  # a look without a number lacks it where another seed has it, and nothing elsewhere
+            partial.setdefault(label, []).append(Partial(run, said))
+    for label, run in bare:  # a look without a number is only worth a word beside another seed that has one
         if at := next((key for key in values if key == label or key.startswith(f"{label}, ")), ""):
-            partial.setdefault(at, []).append(Partial(seen, _no_number(cell)))
+            partial.setdefault(at, []).append(Partial(run, _no_number(cell)))
     keys = ["", *sorted({*values, *partial} - {""})]
     return [Line(cell, key, tuple(values.get(key, {}).values()), tuple(partial.get(key, ()))) for key in keys]
 
 
-def _not_quite(seen: Run, label: str) -> str:
-    """Why a number of a cell's own run is not in the cell's own line."""
-    return f"not counted: {numerics_of(seen)}" if numerics_of(seen) else f"complete, only a shorter look ({label})"
+def _not_quite(run: Run, label: str) -> str:
+    """Return why an exact run does not count in the cell's own line."""
+    return f"not counted: {numerics_of(run)}" if numerics_of(run) else f"complete, only a shorter look ({label})"
 
 
-def _label(cell: Cell, seen: Run, kind: Label, found: Evaluation | None) -> str:
-    """What must be said wherever a number of this run stands; nothing of a cell's own run that was probed in full."""
-    said = [f"rehearsal on {seen.settings.data}"] if kind == "rehearsal" else []
-    if seen.settings.epochs != (asked := _asked(cell, "epochs")):
-        said.append(f"{seen.settings.epochs} of {asked} epochs")
+def _label(cell: Cell, run: Run, kind: Label, found: Evaluation | None) -> str:
+    """Return the label of a run in a cell; "" for an exact run that was probed in full."""
+    said = [f"rehearsal on {run.settings.data}"] if kind == "rehearsal" else []
+    if run.settings.epochs != (asked := _asked(cell, "epochs")):
+        said.append(f"{run.settings.epochs} of {asked} epochs")
     if found is not None:
-        full = follows(cell, seen.settings.data if kind == "rehearsal" else None).settings
-        if found.settings != full:  # in its epochs alone, or it would not stand here
+        full = follows(cell, run.settings.data if kind == "rehearsal" else None).settings
+        if found.settings != full:  # `standing` allows fewer epochs alone
             probed, most = (getattr(one, "epochs", 0) for one in (found.settings, full))
             said.append(f"probe of {probed} of {most} epochs")
-        if found.numerics not in (NUMERICS, seen.numerics):
+        if found.numerics not in (NUMERICS, run.numerics):
             said.append(f"evaluated with numerics {found.numerics}, not {NUMERICS}")
-    if odd := numerics_of(seen):
+    if odd := numerics_of(run):
         said.append(odd)
     return ", ".join(said)
 
 
-def _lacks(cell: Cell, seen: Run) -> str:
-    """Why a run has no number for its own cell."""
-    if not seen.complete:
-        return ending(seen)
+def _lacks(cell: Cell, run: Run) -> str:
+    """Return why an exact run has no number."""
+    if not run.complete:
+        return ending(run)
     wanted = follows(cell)
-    if any((known.kind, known.data) == (wanted.kind, wanted.data) for known in seen.evaluations):
+    if any((known.kind, known.data) == (wanted.kind, wanted.data) for known in run.evaluations):
         return f"complete, {wanted.name} has other settings"
     return _no_number(cell)
 

@@ -1,6 +1,6 @@
-"""The report's page: one HTML file with everything in it, which works from a disk and without a network.
+"""The report's page: one self-contained HTML file.
 
-Tables, figures and sections are there without a script; the script sorts, filters, and draws the curves of a run.
+Tables, figures and sections need no script. The script sorts, filters and draws curves.
 """
 
 from __future__ import annotations
@@ -18,31 +18,23 @@ from marginlens import evals
 from marginlens.paper import Table
 from marginlens.report import render
 from marginlens.report.figures import figure
-from marginlens.report.gather import Gathered, Line, cells_of, ending
-from marginlens.report.grids import (
-    GAIN,
-    NOT_RUN,
-    SPREAD,
-    WIDE,
-    Grid,
-    Item,
-    bad_grid,
-    looks_grid,
-    measure,
-    paper_grid,
-)
+from marginlens.report.grids import GAIN, SPREAD, WIDE, Grid, Item, bad_grid, looks_grid, measure, paper_grid
+from marginlens.report.lines import Gathered, cells_of, ending
 from marginlens.report.rates import rates_figure, rates_grid
-from marginlens.report.tables import others_grid
+from marginlens.report.tables import cells_grid, settings_grid
 from marginlens.runs.config import Pretrain
 from marginlens.runs.query import apart, spelled
 from marginlens.runs.records import Epoch, Evaluation
 from marginlens.runs.run import Run
+from marginlens.runs.seeds import by_setting
 
 POINTS = 200
-"""Points of a curve in the page at most, evenly chosen with the last one among them."""
+"""The most points of a curve, evenly chosen, the last one among them."""
 CURVES = ("loss", "knn", "lr", "spread", "embedding_spread")
+SHOWN = 8
+"""The number of settings whose curves are drawn at first: one for each colour."""
 _NUMBERS = ("published", "ours", "difference", GAIN, "seeds")
-"""Columns of numbers, also where a table has none yet."""
+"""Columns of numbers, even if they are empty."""
 _SKIPPED = ("time", "engine_about", "device", "step")
 
 Drawing = tuple[str, str]
@@ -55,8 +47,8 @@ class Part:
 
     grid: Grid
     drawings: Sequence[Drawing] = ()
-    points: bool = False
-    """True if the table has the points of a figure, and is folded."""
+    folded: bool = False
+    """True if the reader opens the table."""
 
     @property
     def head(self) -> list[tuple[str, str]]:
@@ -67,40 +59,49 @@ class Part:
     @property
     def rows(self) -> list[tuple[bool, list[tuple[str, Item]]]]:
         """Each row: True if it was run, and its items, each with its kind: "n" for a number, "wide" for words."""
+        ran = self._ran
         return [
-            (_ran(row), [(_kind(name, item), item) for name, item in zip(self.grid.head, row, strict=True)])
-            for row in self.grid.rows
+            (i in ran, [(_kind(name, item), item) for name, item in zip(self.grid.head, row, strict=True)])
+            for i, row in enumerate(self.grid.rows)
         ]
 
     @property
     def partly_run(self) -> bool:
         """True if some rows were run, and others were not."""
-        return len({_ran(row) for row in self.grid.rows}) == 2
+        return len(self._ran) < len(self.grid.rows)
+
+    @property
+    def _ran(self) -> set[int]:
+        """The rows that link to a run; all of them in a table without links."""
+        linked = {i for i, row in enumerate(self.grid.rows) if any(piece.run for item in row for piece in item.pieces)}
+        return linked or set(range(len(self.grid.rows)))
 
 
 def page(gathered: Gathered, stores: Iterable[str]) -> str:
     """Return the whole page."""
-    looks, rates = looks_grid(gathered), rates_grid(gathered)
+    rates, looks, cells = rates_grid(gathered), looks_grid(gathered), cells_grid(gathered)
     states = Counter(run.state for run in gathered.runs)
     places = _places(gathered)
+    tables = {key: _table(gathered, key) for key in gathered.shown}
     return render(
         "report.html.j2",
         stores=list(stores),
         states=", ".join(f"{count} {state}" for state, count in sorted(states.items())),
         spread=SPREAD,
-        overview=[(table, _counts(gathered, key)) for key, table in gathered.tables.items()],
-        tables=[_table(table, gathered.lines[key]) for key, table in gathered.tables.items()],
-        looks=Part(looks, _looks(gathered)),
-        rates=Part(rates, [("", rates_figure(gathered))]) if rates.rows else None,
-        others=Part(others_grid(gathered)) if gathered.others else None,
+        settings=Part(settings_grid(gathered)),
+        curves=_curves(gathered),
+        overview=[(gathered.tables[key], _counts(gathered, key)) for key in tables],
+        tables=[part for part in tables.values() if part.grid.rows],
+        cells=Part(cells) if cells.rows else None,
+        looks=Part(looks, _looks(gathered)) if looks.rows else None,
+        rates=Part(rates, [("", rates_figure(gathered))], folded=True) if rates.rows else None,
         bad=Part(bad_grid(gathered.bad)) if gathered.bad else None,
-        curves=[{"key": run.key, "name": run.name, **_curve(run.metrics)} for run in gathered.runs],
         runs=[_run(run, places.get(run.key, []), gathered.copies.get(run.key, [])) for run in gathered.runs],
     )
 
 
 def commands(path: Path, settings: Pretrain, evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the lines to type where the report was made: pre-training, then each evaluation."""
+    """Return the commands that repeat a run: pre-training, then each evaluation."""
     store, folder = shlex.quote(str(path.parent)), shlex.quote(str(path))
     lines = [f"marginlens pretrain {' '.join(_option(n, v) for n, v in spelled(settings).items())} --runs {store}"]
     for known in evaluations:
@@ -120,25 +121,22 @@ def _option(name: str, value: Any) -> str:
     return f"--{dashed} {shlex.quote(str(value))}"
 
 
-def _ran(row: Sequence[Item]) -> bool:
-    return not (row and row[-1].text.startswith(NOT_RUN))
-
-
 def _kind(name: str, item: Item) -> str:
     return "n" if name in _NUMBERS or item.sort is not None else "wide" if name in WIDE else ""
 
 
 def _counts(gathered: Gathered, key: str) -> list[int]:
-    """Return how many cells a table has, and how many have a number, a partial run, and a shorter look."""
+    """Count the cells of a table: all, those with a number, with a partial run, with a shorter look."""
     lines = gathered.lines[key]
     groups = (lines, [x for x in lines if x.values], [x for x in lines if x.partial], gathered.looks[key])
     return [cells_of(group) for group in groups] if lines else []
 
 
-def _table(table: Table, lines: Sequence[Line]) -> Part:
+def _table(gathered: Gathered, key: str) -> Part:
     """Return a table of the paper, or a figure with its points."""
-    drawn = figure(table, lines, published=True) if table.kind == "figure" and lines else ""
-    return Part(paper_grid(table, lines), [("", drawn)] if drawn else [], table.kind == "figure" and bool(lines))
+    table, lines = gathered.tables[key], gathered.shown[key]
+    drawn = figure(table, gathered.lines[key], published=True) if table.kind == "figure" else ""
+    return Part(paper_grid(table, lines), [("", drawn)] if drawn else [])
 
 
 def _looks(gathered: Gathered) -> list[Drawing]:
@@ -165,8 +163,29 @@ def _places(gathered: Gathered) -> dict[str, list[tuple[Table, str, list[Run]]]]
     return places
 
 
+def _curves(gathered: Gathered) -> dict[str, list[Any]]:
+    """Return the settings that have curves, each with its number of runs, and the curves of every run."""
+    groups = [[run for run in group if run.metrics] for group in by_setting(gathered.runs)]
+    groups = [group for group in groups if group]
+    about = [_words(group[0]) for group in groups]
+    differing = [i for i in range(len(about[0])) if len({words[i] for words in about}) > 1] if about else []
+    names = [", ".join(words[i] for i in differing if words[i]) for words in about]
+    fallback = "by the recipe" if differing else "every run"
+    return {
+        "settings": [
+            {"about": name or fallback, "count": len(group), "on": i < SHOWN}
+            for i, (name, group) in enumerate(zip(names, groups, strict=True))
+        ],
+        "runs": [
+            {"key": run.key, "seed": run.settings.seed, "setting": i, **_curve(run.metrics)}
+            for i, group in enumerate(groups)
+            for run in group
+        ],
+    }
+
+
 def _curve(metrics: Sequence[Epoch]) -> dict[str, list[Any]]:
-    """Return the curves of a run that has them, over its epochs."""
+    """Return the curves of a run over its epochs."""
     if len(metrics) > POINTS:
         picked = {round(i * (len(metrics) - 1) / (POINTS - 1)) for i in range(POINTS)}
         rare = sum("knn" in line for line in metrics) <= POINTS
@@ -178,18 +197,16 @@ def _curve(metrics: Sequence[Epoch]) -> dict[str, list[Any]]:
 
 
 def _short(value: float | None) -> float | None:
-    """Return a number to five digits, which is as much as a picture shows."""
+    """Round a number to five digits, which is enough for a picture."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def _run(run: Run, places: Sequence[tuple[Table, str, list[Run]]], copies: Sequence[str]) -> dict[str, Any]:
-    """Return the section of one run: how to make it again, where it ran, its evaluations, its configuration."""
-    chosen = run.settings
-    about = f"{chosen.method}, {chosen.data}, {chosen.effect}, {chosen.epochs} epochs, seed {chosen.seed}"
+    """Return the section of one run: commands to repeat it, evaluations, environment, configuration."""
     return {
         "key": run.key,
         "name": run.name,
-        "about": about + (f", {besides}" if (besides := apart(chosen)) else ""),
+        "about": ", ".join(filter(None, [*_words(run), f"seed {run.settings.seed}"])),
         "failed": run.state == "failed",
         "ending": ending(run),
         "path": run.path,
@@ -197,12 +214,19 @@ def _run(run: Run, places: Sequence[tuple[Table, str, list[Run]]], copies: Seque
         "result": _facts(run.outcome.plain()) if run.outcome else "",
         "places": places,
         "curve": bool(run.metrics),
-        "commands": "\n".join(commands(run.path, chosen, run.evaluations)),
+        "commands": "\n".join(commands(run.path, run.settings, run.evaluations)),
         "command": run.command,
         "evaluations": [_evaluation(known) for known in run.evaluations],
         "starts": [f"from step {x.step}: " * bool(x.step) + _environment(x.plain()) for x in run.starts],
-        "settings": _settings(chosen.model_dump(mode="json")),
+        "settings": _settings(run.settings.model_dump(mode="json")),
     }
+
+
+def _words(run: Run) -> tuple[str, ...]:
+    """Return a run's method, data, effect, epochs and other settings in words."""
+    chosen = run.settings
+    epochs = f"{chosen.epochs} epoch{'s' * (chosen.epochs != 1)}"
+    return chosen.method, chosen.data, chosen.effect, epochs, apart(chosen)
 
 
 def _evaluation(known: Evaluation) -> dict[str, Any]:

@@ -1,158 +1,175 @@
-"""The table of runs that are no cell's own: a row for the seeds of a setting, by the settings in which they differ."""
+"""Our runs by setting, our cells of the paper, and all tables as Markdown."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from marginlens import evals
-from marginlens.report.gather import Gathered, cells_of, ending, short
 from marginlens.report.grids import (
-    GAIN,
+    CELL,
     SPREAD,
     Grid,
     Item,
     Piece,
     bad_grid,
+    cell_row,
     looks_grid,
-    mean_of,
+    mean_item,
     measure,
     paper_grid,
+    runs_of,
     say,
 )
+from marginlens.report.lines import Gathered, Line, ending, numerics_of, short
 from marginlens.report.rates import beside, highest, rates_grid
-from marginlens.runs.config import Pretrain
-from marginlens.runs.query import plain, spelled
+from marginlens.runs.query import apart, spelled
 from marginlens.runs.run import Run
+from marginlens.runs.seeds import ABOUT, Top, by_setting, facts
 
-_FIRST = ("loss", "kNN")
-_CONTENT = "content of the data"
-Results = dict[str, tuple[float, bool]]
-"""What a run gave by the name of a column, and whether that is of a probe that diverged."""
+BEST = "ours at its best rate"
+Tops = dict[str, Top]
+"""The numbers of a run by the names of their columns."""
 
 
-def others_grid(gathered: Gathered) -> Grid:
-    """Runs that are no cell's own; a setting that all of them share is said above the table."""
-    runs, said = gathered.others, gathered.labels
-    groups: dict[tuple[str, str, int], list[Run]] = {}
-    for seen in runs:
-        groups.setdefault(seen.family, []).append(seen)
-    firsts = [group[0] for group in groups.values()]
-    fields, same = _differing(firsts)
-    targets = {(one.data, one.data_fingerprint) for seen in runs for one in seen.evaluations}
-    several = {data for data, count in Counter(data for data, _ in targets).items() if count > 1}
-    results = {seen.key: _results(seen, several) for seen in runs}
-    columns = sorted({name for found in results.values() for name in found}, key=lambda n: (n not in _FIRST, n))
+def settings_grid(gathered: Gathered) -> Grid:
+    """A row for each setting: the mean and spread over its seeds of everything that was measured."""
+    groups, several = by_setting(gathered.runs), _several(gathered.runs)
+    tops = {run.key: _tops(run, several) for run in gathered.runs}
+    columns = sorted({name for found in tops.values() for name in found}, key=_rank)
+    optional: dict[str, Callable[[Run], str]] = {
+        "other settings": lambda run: apart(run.settings),
+        "data fingerprint": lambda run: run.data[:10] if run.settings.data in several else "",
+        "numerics": numerics_of,
+    }
+    used = {name: of for name, of in optional.items() if any(of(group[0]) for group in groups)}
     rows = []
-    for group in groups.values():
-        group.sort(key=lambda seen: seen.order)
-        row = [_runs(group, results)] + [_setting(group[0], name) for name in fields]
-        row += [say(said.get(group[0].key, ""))] + [_mean_of(group, results, name) for name in columns]
-        rows.append((*row, _seeds(group)))
-    about = (
-        "Sweeps, shorter looks, rehearsals: the settings in which they differ, and what they gave, as the mean over "
-        "seeds ± the sample standard deviation."
-    )
-    about += f" All have {', '.join(f'{_name(n)} {_setting(firsts[0], n).text}' for n in same)}." if same else ""
-    head = ("runs", *(_name(name) for name in fields), "label", *columns, "seeds")
-    return Grid("others", "All other runs by their settings", about, head, rows)
+    for group in groups:
+        chosen = group[0].settings
+        about = [say(chosen.data), say(chosen.method), say(chosen.effect), say(str(chosen.epochs), sort=chosen.epochs)]
+        about += [say(of(group[0])) for of in used.values()]
+        means = [mean_item(_of(group, tops, name), len(group)) for name in columns]
+        rows.append((*about, _seeds(group), *means, _runs(group, tops)))
+    head = ("data", "method", "effect", "epochs", *used, "seeds", *columns, "runs")
+    note = f"Each number is the {ABOUT}. Other settings are those that differ from the recipe."
+    if count := gathered.diverged:
+        note += (
+            f" {count} evaluation{'s' * (count > 1)} diverged: the layer ended worse than guessing, so the number says "
+            "nothing of the backbone. Lower the probe's learning rate, for example with --beside 0.1 0.3."
+        )
+    return Grid("settings", "Runs by setting", note, head, rows)
 
 
-def _differing(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """What tells runs apart, and what is the same in all: of what is always said, and what some have by no recipe."""
-    given = {name for seen in runs for name in spelled(seen.settings)} - {"seed"}
-    found = [name for name in Pretrain.model_fields if name in given]
-    contents = {(seen.settings.data, seen.data) for seen in runs}
-    found += [_CONTENT] if len(contents) > len({data for data, _ in contents}) else []
-    same = [name for name in found if len(runs) > 1 and len({_setting(seen, name).text for seen in runs}) == 1]
-    return [name for name in found if name not in same], same
-
-
-def _name(field: str) -> str:
-    return field.replace("_", " ")
-
-
-def _setting(seen: Run, name: str) -> Item:
-    if name == _CONTENT:
-        return say(seen.data[:10])
-    value = seen.settings.model_dump(mode="json")[name]
-    return say(plain(value, " "), sort=float(value) if type(value) in (int, float) else None)
-
-
-def _results(seen: Run, several: Collection[str]) -> Results:
-    """What a run gave; `several`: data that differ in content, which is then named too."""
-    ended = {"loss": "loss"} | evals.titles()
-    result = seen.outcome.plain() if seen.outcome else {}
-    found = {name: (float(result[key]), False) for key, name in ended.items() if key in result}
-    elsewhere = beside(seen)
-    for known in sorted((one for one in seen.evaluations if one not in elsewhere), key=lambda one: one.time):
-        foreign = evals.get(known.kind).elsewhere and known.data in several
-        name = measure(known) + (f" of content {known['data_fingerprint'][:10]}" if foreign else "")
-        found[name] = known.top1, known.diverged
+def settings_facts(gathered: Gathered) -> list[dict[str, Any]]:
+    """Return the same as plain values."""
+    several = _several(gathered.runs)
+    tops = {run.key: _tops(run, several) for run in gathered.runs}
+    found = []
+    for group in by_setting(gathered.runs):
+        settings = {name: value for name, value in spelled(group[0].settings).items() if name != "seed"}
+        names = sorted({name for run in group for name in tops[run.key]}, key=_rank)
+        runs = [{"run": run.name, "seed": run.settings.seed, "state": run.state} for run in group]
+        measured = {name: facts(_of(group, tops, name)) for name in names}
+        found.append({"settings": settings, "measured": measured, "runs": runs})
     return found
 
 
-def _mean_of(group: Sequence[Run], results: dict[str, Results], name: str) -> Item:
-    """Over the seeds that have it, with how many these are where some have not."""
-    found = [(seen, *results[seen.key][name]) for seen in group if name in results[seen.key]]
-    first = found[0][0] if found else group[0]
-    return mean_of([top for _, top, _ in found], len(group), sum(bad for _, _, bad in found), first)
+def _several(runs: Iterable[Run]) -> set[str]:
+    """Return the names of data sets of which runs saw more than one content."""
+    contents = {(run.settings.data, run.data) for run in runs}
+    contents |= {(one.data, one.data_fingerprint) for run in runs for one in run.evaluations}
+    return {data for data, count in Counter(data for data, _ in contents).items() if count > 1}
+
+
+def _of(group: Sequence[Run], tops: dict[str, Tops], name: str) -> list[Top]:
+    """Return a number of each seed that has it."""
+    return [tops[run.key][name] for run in group if name in tops[run.key]]
+
+
+def _rank(column: str) -> tuple[int, str]:
+    """Sort columns: the headline, other evaluations, nearest neighbours, evaluations by other settings, the loss."""
+    order = [evals.HEADLINE, "", evals.titles()["knn"], "(", "loss"]
+    return order.index(column if column in order else "(" if "(" in column else ""), column
+
+
+def _tops(run: Run, several: Collection[str]) -> Tops:
+    """Return the numbers of a run; `several` names data sets with more than one fingerprint, which is then shown."""
+    titles = evals.titles()
+    result = run.outcome.plain() if run.outcome else {}
+    found = {name: Top(float(result[key])) for key, name in ({"loss": "loss"} | titles).items() if key in result}
+    elsewhere = beside(run)
+    for one in sorted((one for one in run.evaluations if one not in elsewhere), key=lambda one: one.time):
+        if evals.get(one.kind).elsewhere:
+            name = measure(one) + (f" of {one.data_fingerprint[:10]}" if one.data in several else "")
+        else:
+            name = measure(one, data=False) if one.odd else titles[one.kind]
+        found[name] = Top(one.top1, one.diverged)
+    return found
 
 
 def _seeds(group: Sequence[Run]) -> Item:
-    """How many came to an end, of how many there are."""
-    ended = sum(seen.complete for seen in group)
+    """The number of seeds; "1 of 3" if some did not end."""
+    ended = sum(run.complete for run in group)
     return say(str(ended) if ended == len(group) else f"{ended} of {len(group)}", sort=ended)
 
 
-def _runs(group: Sequence[Run], results: dict[str, Results]) -> Item:
-    """Each seed, and what became of it or what it lacks."""
-    names = dict.fromkeys(name for seen in group for name in results[seen.key])
+def _runs(group: Sequence[Run], tops: dict[str, Tops]) -> Item:
+    """Each seed, with its state or what was not measured if that differs from the others."""
+    names = dict.fromkeys(name for run in group for name in tops[run.key])
     pieces = []
-    for seen in group:
-        said = short(seen)
-        if seen.complete:
-            lacks = [name for name in names if name not in results[seen.key]]
-            if not any(one.kind == evals.HEADLINE for one in seen.evaluations):
-                lacks = [evals.HEADLINE, *(name for name in lacks if not name.startswith(evals.HEADLINE))]
-            missing = f"complete, no {', no '.join(lacks)}" if lacks else ""
-            said = missing if seen.state == "complete" else said
-        note = ending(seen) if said == short(seen) != ending(seen) else ""
-        pieces.append(Piece(f"seed {seen.settings.seed}" + (f": {said}" if said else ""), seen, note))
+    for run in group:
+        text = short(run)
+        if run.complete:
+            missing = [name for name in names if name not in tops[run.key]]
+            if not any(one.kind == evals.HEADLINE for one in run.evaluations):
+                missing = [evals.HEADLINE, *(name for name in missing if not name.startswith(evals.HEADLINE))]
+            absent = f"complete, no {', no '.join(missing)}" if missing else ""
+            text = absent if run.state == "complete" else text
+        note = ending(run) if text == short(run) != ending(run) else ""
+        pieces.append(Piece(f"seed {run.settings.seed}" + (f": {text}" if text else ""), run, note))
     return Item(tuple(pieces))
 
 
-BEGIN, END = "<!-- marginlens report -->", "<!-- end of marginlens report -->"
-"""Between these a Markdown file has the table of what was run."""
+def cells_grid(gathered: Gathered) -> Grid:
+    """A row for each cell of the paper that has a run, in whatever reading; cells of one run are one row."""
+    rows = [
+        (say(gathered.tables[line.cell.table].name), *cell_row(line), highest(line), runs_of(line))
+        for line in _cells(gathered)
+    ]
+    about = "Cells of several tables that are the same runs have one row, that of the last table."
+    return Grid("cells", "Cells of the paper that were run", about, ("table", *CELL, BEST, "runs"), rows)
+
+
+def _cells(gathered: Gathered) -> list[Line]:
+    """Return the lines with runs; a point of a figure only if no table has it."""
+    found: dict[tuple[object, ...], Line] = {}
+    for kind in ("table", "figure"):
+        for line in (x for key, lines in gathered.lines.items() if gathered.tables[key].kind == kind for x in lines):
+            same = (line.cell.to, line.cell.reading, *(run.key for run in line.runs))
+            if line.runs and (kind == "table" or same not in found):
+                found.pop(same, None)
+                found[same] = line
+    return list(found.values())
 
 
 def grids(gathered: Gathered) -> list[Grid]:
-    """All tables, in the order of the page; of a figure, the points that have runs."""
-    found = []
-    for key, table in gathered.tables.items():
-        grid = paper_grid(table, gathered.lines[key])
-        if table.kind != "figure":
-            found.append(grid)
-        elif rows := [row for row, line in zip(grid.rows, gathered.lines[key], strict=True) if line.runs]:
-            lines = gathered.lines[key]
-            ran, every = cells_of(line for line in lines if line.runs), cells_of(lines)
-            about = f"{grid.about} {ran} of {every} points have runs."
-            found.append(Grid(grid.key, grid.title, about, grid.head, rows))
-    more = (
-        looks_grid(gathered),
-        rates_grid(gathered),
-        others_grid(gathered),
-        bad_grid(gathered.bad, by_name=True),
-    )
-    return found + [grid for grid in more if grid.rows]
+    """Return all tables in the order of the page: ours by setting, then the paper's."""
+    papers = [paper_grid(gathered.tables[key], lines) for key, lines in gathered.shown.items()]
+    more = (cells_grid(gathered), looks_grid(gathered), rates_grid(gathered), bad_grid(gathered.bad, by_name=True))
+    return [grid for grid in (settings_grid(gathered), *papers, *more) if grid.rows]
+
+
+BEGIN, END = "<!-- marginlens report -->", "<!-- end of marginlens report -->"
+"""The marks in a Markdown file between which `--insert` puts its table."""
 
 
 def markdown(gathered: Gathered, at: Path) -> str:
-    """The tables as Markdown for the file `at`, runs linked relative to it."""
+    """Return all tables as Markdown for the file `at`, with links relative to it."""
     link = _linked(at)
     parts = ["# Results\n\n", f"Made by `marginlens report` from run records. {_escape_markdown(SPREAD)}\n"]
     for grid in grids(gathered):
@@ -163,23 +180,15 @@ def markdown(gathered: Gathered, at: Path) -> str:
 
 
 def brief(gathered: Gathered, at: Path) -> str:
-    """One Markdown table of the cells that have a number, by the first reading of each, without figures.
-
-    Of cells that are one run it has the last.
-    """
-    rows: dict[tuple[object, ...], tuple[Item, ...]] = {}
-    for table in (table for table in gathered.tables.values() if table.kind == "table"):
-        ran = [line for line in gathered.lines[table.key] if line.values and not line.cell.reading]
-        for line, row in zip(ran, paper_grid(table, ran).rows, strict=True):
-            one = (line.cell.to, *(v.run.key for v in line.values))
-            rows.pop(one, None)
-            rows[one] = (say(table.name), *row[:-1], highest(line))
-    head = ("", "row", "column", "published", "ours", "difference", GAIN, "seeds", "ours at its best rate")
-    return _markdown_rows(head, list(rows.values()), _linked(at))
+    """Return one Markdown table of the cells that have a number, by the first reading of each, without figures."""
+    lines = [line for line in _cells(gathered) if line.values and not line.cell.reading]
+    tables = [line for line in lines if gathered.tables[line.cell.table].kind == "table"]
+    rows = [(say(gathered.tables[x.cell.table].name), *cell_row(x), highest(x)) for x in tables]
+    return _markdown_rows(("", *CELL, BEST), rows, _linked(at))
 
 
 def insert(text: str, table: str) -> str:
-    """A Markdown text with the table between its marks."""
+    """Return a Markdown text with the table between its marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -188,7 +197,7 @@ def insert(text: str, table: str) -> str:
 
 
 def _linked(at: Path) -> Callable[[Piece], str]:
-    """Writes a piece of text, linked to its run's folder relative to the file `at`."""
+    """Return a function that writes a piece of text with a link to its run's folder, relative to the file `at`."""
 
     def link(piece: Piece) -> str:
         text = _escape_markdown(piece.text)

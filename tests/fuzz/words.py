@@ -42,7 +42,7 @@ OTHERS = {
     "data show NAME": ("out", "split", "columns"),
     "data views NAME": ("out", "count", "seed", "crop", "scale"),
     "data prepare folder": ("from", "as", "mean", "std", "skip-bad", "workers"),
-    "report": ("runs", "out", "only", "markdown", "latex", "insert", "rates", "json"),
+    "report": ("runs", "out", "only", "paper", "markdown", "latex", "insert", "rates", "json"),
     "data": (),
 }
 USUAL = [

@@ -45,9 +45,9 @@ def store(tmp_path_factory):
     return store
 
 
-def show(browser, folder, entries):
+def show(browser, folder, entries, paper=False):
     path = folder / "report.html"
-    path.write_text(page(gather(entries, TABLES), ["runs"]))
+    path.write_text(page(gather(entries, TABLES, paper=paper), ["runs"]))
     begin = time.monotonic()
     browser.get(path.as_uri())
     return time.monotonic() - begin, path.stat().st_size
@@ -78,12 +78,23 @@ def box(browser, of):
 
 def test_it_renders(shown):
     assert shown.title == "marginlens report"
-    assert len(rows(shown, "tab2", 0)) == 48
-    first = [rows(shown, "tab2", column)[0] for column in range(8)]
-    assert first[:7] == ["MoCo", "CIFAR10", "89.413 ± 0.109", "89.94 ± 0.16", "+0.53", "", "3"]
-    assert first[7] == "seed 0: 89.90, seed 1: 90.12, seed 2: 89.80"
-    assert "seed 1: interrupted at epoch 40 of 200" in rows(shown, "tab2", 7)[8]
-    assert rows(shown, "tab2", 7)[1] == "not run"
+    assert rows(shown, "settings", 2) == [
+        "plain",
+        "emphasis(s=5)",
+        "emphasis(s=20)",
+        "emphasis(s=20)",
+        "margin(m2=0.3)",
+    ]
+    assert rows(shown, "settings", 6)[:3] == ["89.94 ± 0.16", "", "90.40 (1 of 2 seeds)"]
+    assert [rows(shown, "tab2", column) for column in range(3)] == [
+        ["MoCo", "MoCo + pos."],
+        ["89.413 ± 0.109", "90.663 ± 0.159"],
+        ["89.94 ± 0.16", "90.40"],
+    ]
+    first = [rows(shown, "cells", column)[0] for column in range(10)]
+    assert first[:8] == ["Tab. 2", "MoCo", "CIFAR10", "89.413 ± 0.109", "89.94 ± 0.16", "+0.53", "", "3"]
+    assert first[9] == "seed 0: 89.90, seed 1: 90.12, seed 2: 89.80"
+    assert "seed 1: interrupted at epoch 40 of 200" in rows(shown, "cells", 9)[1]
     assert rows(shown, "looks", 0) == ["20 of 200 epochs"]
     figure = shown.find_element("css selector", "#fig3 ~ .panels svg")
     assert len(figure.find_elements("css selector", "circle.dot")) == 2  # s = 1 and 20
@@ -91,40 +102,45 @@ def test_it_renders(shown):
 
 
 def test_numbers_sort_by_size_and_what_was_not_run_comes_last(shown):
-    head = header(shown, "tab2", "ours")
+    head = header(shown, "settings", "probe")
     head.click()
-    assert rows(shown, "tab2", 3)[:3] == ["89.94 ± 0.16", "90.40", ""]
+    assert rows(shown, "settings", 6) == ["55.00", "60.00", "89.94 ± 0.16", "90.40 (1 of 2 seeds)", ""]
     assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
     head.click()
-    assert rows(shown, "tab2", 3)[:3] == ["90.40", "89.94 ± 0.16", ""]
-    header(shown, "tab2", "published").click()
-    numbers = [float(text.split()[0]) for text in rows(shown, "tab2", 2)]
+    assert rows(shown, "settings", 6)[:3] == ["90.40 (1 of 2 seeds)", "89.94 ± 0.16", "60.00"]
+    assert rows(shown, "settings", 6)[-1] == ""
+
+
+def test_with_paper_every_row_is_there_and_sorts(browser, store, tmp_path):
+    show(browser, tmp_path, scan(store), paper=True)
+    assert len(rows(browser, "tab2", 0)) == 12
+    assert rows(browser, "tab9", 2) == ["not run"] * 4
+    header(browser, "tab2", "CIFAR10 published").click()
+    numbers = [float(text.split()[0]) for text in rows(browser, "tab2", 1)]
     assert numbers == sorted(numbers)
     for _ in range(2):
-        header(shown, "tab2", "runs").click()
-        assert rows(shown, "tab2", 7)[-1] == "not run"
-        assert rows(shown, "tab2", 7)[0] != "not run"
+        header(browser, "tab2", "CIFAR10 ours").click()
+        assert rows(browser, "tab2", 2)[-1] == "not run"
+        assert rows(browser, "tab2", 2)[0] != "not run"
+    tools = box(browser, "rows-tab2").find_element("xpath", "..")
+    tools.find_element("css selector", "input[type=checkbox]").click()
+    assert len(rows(browser, "tab2", 0)) == 2
+    assert browser.get_log("browser") == []
 
 
 def test_a_header_works_from_the_keyboard(shown):
-    head = header(shown, "tab2", "column")
+    head = header(shown, "cells", "table")
     head.send_keys("\ue007")  # enter
-    found = rows(shown, "tab2", 1)
-    assert found[0] == "CIFAR10"
-    assert found[-1] == "TinyImageNet"
+    found = rows(shown, "cells", 0)
+    assert (found[0], found[-1]) == ("Fig. 3", "Tab. 3")
 
 
 def test_filter(shown):
-    search = box(shown, "rows-tab2")
-    search.send_keys("simclr STL10")
-    assert set(rows(shown, "tab2", 1)) == {"STL10"}
-    assert len(rows(shown, "tab2", 0)) == 5
+    search = box(shown, "rows-settings")
+    search.send_keys("emphasis cifar100")
+    assert rows(shown, "settings", 0) == ["cifar100"]
     tools = search.find_element("xpath", "..")
-    assert tools.find_element("css selector", "output").text == "5 of 48 shown"
-    search.clear()
-    search.send_keys("\ue003")  # clear() alone says nothing to the page
-    tools.find_element("css selector", "input[type=checkbox]").click()
-    assert len(rows(shown, "tab2", 0)) == 2
+    assert tools.find_element("css selector", "output").text == "1 of 5 shown"
 
 
 def test_a_number_leads_to_its_run(shown):
@@ -140,29 +156,59 @@ def test_a_number_leads_to_its_run(shown):
     assert shown.execute_script(seen, section)
 
 
-def test_curves_of_a_chosen_run(shown):
-    from selenium.webdriver.support.select import Select
+def lines(browser, panel="loss"):
+    """The setting of each line of a panel."""
+    script = """const plot = Array.from(document.querySelectorAll("#curve-plots svg"))
+        .find(svg => svg.querySelector(".name").textContent === arguments[0]);
+        return Array.from(plot.querySelectorAll(".run-line")).map(line => line.dataset.setting)"""
+    return browser.execute_script(script, panel)
 
-    chosen = Select(shown.find_element("id", "curve-run"))
-    chosen.select_by_visible_text(next(o.text for o in chosen.options if "s20-seed1" in o.text))
+
+def test_curves_of_every_run_in_the_colour_of_its_setting(shown):
+    """Three seeds of plain are one colour; a run that failed in its first epoch has no curve."""
     plots = shown.find_elements("css selector", "#curve-plots svg")
     names = [plot.find_element("css selector", ".name").text for plot in plots]
     assert names[:4] == ["loss", "kNN, top-1 in %", "learning rate", "spread of the features"]
-    assert "3.6 at epoch 40" in plots[0].text
-    assert "NaN" not in plots[0].get_attribute("innerHTML")
-    Select(shown.find_element("id", "curve-beside")).select_by_index(1)
-    assert len(shown.find_elements("css selector", "#curve-plots figure:first-child path.line")) == 2
-    chosen.select_by_visible_text(next(o.text for o in chosen.options if "s5-seed1" in o.text))
-    Select(shown.find_element("id", "curve-beside")).select_by_index(0)
-    assert "has not ended an epoch" in shown.find_element("id", "curve-plots").text
+    assert lines(shown) == ["0", "0", "0", "1", "1", "2", "3"]
+    classes = """return Array.from(document.querySelectorAll("#curve-plots figure:first-child path.line"))
+        .map(line => line.className.baseVal)"""
+    assert shown.execute_script(classes) == [f"line s{i} dash0" for i in (0, 0, 0, 1, 1, 2, 3)]
+    titles = "return Array.from(document.querySelectorAll('#curve-plots g > title')).map(x => x.textContent)"
+    assert any("s=20" in text and "seed 1: 3.6 at epoch 40" in text for text in shown.execute_script(titles))
+    assert "NaN" not in shown.find_element("id", "curve-plots").get_attribute("innerHTML")
+
+
+def test_settings_are_chosen_in_the_legend(shown):
+    boxes = shown.find_elements("css selector", "#curve-settings input")
+    boxes[0].click()
+    assert lines(shown) == ["1", "1", "2", "3"]
+    none, every = (shown.find_element("css selector", f"button[data-check='{to}']") for to in ("", "1"))
+    none.click()
+    assert shown.find_element("id", "curve-plots").text == "Choose a setting above."
+    box(shown, "curve-settings").send_keys("margin")
+    every.click()  # of those that the filter shows
+    assert lines(shown) == ["3"]
 
 
 def test_a_runs_own_link_chooses_its_curves(shown):
     shown.execute_script("location.hash = document.querySelector('details.run:last-of-type').id")
     shown.find_element("css selector", "details[open] a[data-curve]").click()
-    chosen = shown.find_element("id", "curve-key").text
-    assert chosen == shown.find_element("css selector", "#curve-run option:checked").text
-    assert chosen.startswith("mocov3-shapes-tiny-margin")
+    assert lines(shown) == ["3"]
+    chosen = shown.find_elements("css selector", "#curve-settings input:checked")
+    assert [x.find_element("xpath", "..").text for x in chosen] == ["shapes, margin(m2=0.3), 4 epochs, lr=0.1"]
+
+
+@pytest.mark.parametrize("count", [1, 4, 30])
+def test_any_number_of_settings_has_curves(browser, tmp_path, count):
+    """The first eight are drawn at first, each in a colour; of thirty-two no two look the same."""
+    for number in range(count):
+        write_run(tmp_path / "runs", data="shapes", epochs=3, lr=(number + 1) / 100)
+    show(browser, tmp_path, scan(tmp_path / "runs"))
+    assert lines(browser) == [str(i) for i in range(min(count, 8))]
+    browser.find_element("css selector", "button[data-check='1']").click()
+    script = "return Array.from(document.querySelectorAll('#curve-settings path')).map(x => x.className.baseVal)"
+    assert len(set(browser.execute_script(script))) == len(lines(browser)) == count
+    assert browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -193,8 +239,9 @@ def test_a_panels_name_stays_inside_it(browser, tmp_path, odd):
 def test_no_runs(browser, tmp_path):
     show(browser, tmp_path, [])
     assert browser.find_element("css selector", "header p").text.startswith("No runs in runs")
-    assert set(rows(browser, "tab2", 7)) == {"not run"}
-    header(browser, "tab2", "published").click()
+    show(browser, tmp_path, [], paper=True)
+    assert set(rows(browser, "tab2", 2)) == {"not run"}
+    header(browser, "tab2", "CIFAR10 published").click()
     assert browser.get_log("browser") == []
 
 
@@ -207,7 +254,6 @@ def test_five_hundred_runs_open_in_a_few_seconds(browser, tmp_path):
     print(f"500 runs of 200 epochs: {size / 1e6:.1f} MB, loaded in {seconds:.2f} s")
     assert seconds < 10
     assert size < 10e6
-    assert len(rows(browser, "others", 0)) == 99  # one learning rate is the paper's
-    header(browser, "others", "lr").click()
-    assert rows(browser, "others", 1)[0] == "0.01"
+    assert len(rows(browser, "settings", 0)) == 100
+    assert rows(browser, "settings", 4)[:2] == ["", "lr=0.01"]
     assert browser.get_log("browser") == []

@@ -14,7 +14,7 @@ from marginlens.report.gather import gather
 from marginlens.report.grids import looks_grid, paper_grid
 from marginlens.report.latex import latex
 from marginlens.report.page import page
-from marginlens.report.tables import grids, others_grid
+from marginlens.report.tables import cells_grid, grids, settings_grid
 from marginlens.runs.run import open_run
 from marginlens.runs.store import scan
 from tests.report.folders import evaluate, settle, write_run
@@ -31,6 +31,16 @@ def line(found, path="MoCo/CIFAR10/plain", table="tab2"):
 
 def looks(found, table="tab2"):
     return [(x.cell.path, x.label, x.mean) for x in found.looks[table]]
+
+
+def others(found):
+    """Runs that stand in no cell."""
+    own = {run.key for lines in found.lines.values() for x in lines for run in x.runs}
+    return [run for run in found.runs if run.key not in own]
+
+
+def texts(grid):
+    return [dict(zip(grid.head, (item.text for item in row), strict=True)) for row in grid.rows]
 
 
 @pytest.fixture
@@ -51,7 +61,7 @@ def test_mean_and_sample_deviation_over_seeds_beside_the_published_number(store)
     assert line(found, "MoCo/CIFAR10->CIFAR100/plain", "tab3").mean == 44
     assert line(found, "MoCo/CIFAR10/alpha=0", "tab1").mean == ours.mean  # the same run stands in several tables
     assert line(found, "MoCo/CIFAR10/s=1", "fig3").mean == ours.mean
-    assert not found.others
+    assert not others(found)
     assert not any(found.looks.values())  # 200 of the 1,000 epochs of Tab. 9 are Tab. 2's own
 
 
@@ -67,7 +77,7 @@ def test_another_reading_of_the_paper_stands_where_it_ran_beside_the_same_number
     assert (other.cell.row, other.mean, other.difference) == ("MoCo + ratio. (scope=row)", 89.0, pytest.approx(-1.1))
     assert line(found, "MoCo/CIFAR10->CIFAR100/ratio/scope=row", "tab3").mean == 42
     assert line(found, "MoCo/CIFAR10/ratio").mean is None
-    assert not found.others
+    assert not others(found)
     shown = [x.cell.path for x in found.lines["tab2"]]
     assert shown.index("MoCo/CIFAR10/ratio/scope=row") == shown.index("MoCo/CIFAR10/ratio") + 1
     assert sum("scope" in path for path in shown) == 1  # what did not run is not shown by every reading
@@ -82,9 +92,12 @@ def test_whole_batches_are_another_reading_of_moco(store):
     other = line(found, "MoCo/CIFAR100/plain/bn_splits=1")
     assert (other.cell.row, other.mean) == ("MoCo (bn_splits=1)", 61.9)
     assert line(found, "SimCLR/CIFAR100/plain").mean == 62.0
-    assert not found.others
-    about = {grid.key: grid.about for grid in grids(found)}
-    assert about["fig3"].endswith(f" 2 of {len(TABLES['fig3'].cells)} points have runs.")
+    assert not others(found)
+    assert [row["row"] for row in texts(paper_grid(TABLES["tab2"], found.shown["tab2"]))] == [
+        "MoCo",
+        "MoCo (bn_splits=1)",
+        "SimCLR",
+    ]
     assert re.search(rf">{len(TABLES['tab2'].cells)}</td><td[^>]*>2</td>", page(found, [store]))
 
 
@@ -99,11 +112,11 @@ def test_a_rehearsal_of_several_readings_is_the_first_one_s(store):
 def test_nothing_run(store):
     found = read(store)
     assert all(x.mean is None and not x.partial for lines in found.lines.values() for x in lines)
+    assert found.shown == {}
+    assert [grid.key for grid in grids(found)] == []
     rows = paper_grid(TABLES["tab2"], found.lines["tab2"]).rows
-    assert len(rows) == 48
-    assert {row[-1].text for row in rows} == {"not run"}
-    why = paper_grid(TABLES["tab4"], found.lines["tab4"]).rows[0][-1].text
-    assert why.startswith("not run: marginlens has neither ImageNet")
+    assert len(rows) == 12
+    assert {item.text for row in rows for item in row[2::2]} == {"not run"}
 
 
 def test_an_effect_gains_over_plain_of_the_same_cell(store):
@@ -127,9 +140,9 @@ def test_an_effect_gains_over_plain_of_the_same_cell(store):
         "MoCo/CIFAR100->CIFAR10/pos": 3.0,
     }
     assert lines["MoCo/CIFAR100/pos"].published_gain == pytest.approx(65.413 - 60.956)
-    grid = paper_grid(TABLES["tab2"], [lines["MoCo/CIFAR100/pos"], lines["MoCo/CIFAR100/plain"]])
-    gained = [row[grid.head.index("gain (published)")] for row in grid.rows]
-    assert [(item.text, item.sort) for item in gained] == [("+4.50 (+4.46)", 4.5), ("", None)]
+    gained = {row[1].text: row[6] for row in cells_grid(read(store)).rows if row[2].text == "CIFAR100"}
+    assert (gained["MoCo + pos."].text, gained["MoCo + pos."].sort) == ("+4.50 (+4.46)", 4.5)
+    assert (gained["MoCo"].text, gained["MoCo"].sort) == ("", None)
     known = {line["path"]: line for line in summary(read(store))["tables"]["tab2"]}
     pos = known["MoCo/CIFAR100/pos"]
     assert (pos["gain"], pos["published_gain"], pos["gain_diverged"]) == (4.5, pytest.approx(4.457), False)
@@ -142,14 +155,9 @@ def test_a_gain_over_a_plain_that_diverged_is_marked(store):
     lose(write_run(store, data="cifar100", probe=20.0), 99.0)
     write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0)
     found = read(store)
-    texts = {line.cell.path: row[5].text for line, row in zip(*paired(found, "tab2"), strict=True)}
-    assert texts["MoCo/CIFAR100/pos"] == "+45.00 (+4.46) (diverged)"
+    gains = {row["row"]: row["gain (published)"] for row in texts(cells_grid(found)) if row["table"] == "Tab. 2"}
+    assert gains["MoCo + pos."] == "+45.00 (+4.46) (diverged)"
     assert [line["gain_diverged"] for line in summary(found)["tables"]["tab2"] if line["gain"]] == [True]
-
-
-def paired(found, key):
-    """The lines of a table, and its rows."""
-    return found.lines[key], paper_grid(TABLES[key], found.lines[key]).rows
 
 
 def test_partial_runs_are_what_they_are(store):
@@ -196,7 +204,7 @@ def test_a_rehearsal_has_its_label(store):
     found = read(store)
     assert {label for _, label, _ in looks(found)} == {"rehearsal on shapes, 10 of 200 epochs"}
     assert len(looks_grid(found).rows) == 1  # one run, however many cells it rehearses
-    assert others_grid(found).rows[0][5].text == "rehearsal on shapes, 10 of 200 epochs"
+    assert {row["label"] for row in texts(looks_grid(found))} == {"rehearsal on shapes, 10 of 200 epochs"}
 
 
 def test_a_copy_in_another_store_is_not_another_seed(store, tmp_path):
@@ -253,10 +261,9 @@ def test_transfers_to_other_content_are_not_averaged(store, content):
 def test_sweeps_transferred_to_several_contents_have_a_column_for_each(store):
     for seed, content in enumerate(("aa" * 30, "bb" * 30)):
         evaluate(write_run(store, data="cifar10", lr=0.01, seed=seed), "transfer", "cifar100", content, 40.0 + seed)
-    grid = others_grid(read(store))
-    cells = dict(zip(grid.head, grid.rows[0], strict=True))
-    assert cells["transfer cifar100 of content aaaaaaaaaa"].text == "40.00 (1 of 2 seeds)"
-    assert cells["transfer cifar100 of content bbbbbbbbbb"].text == "41.00 (1 of 2 seeds)"
+    (row,) = texts(settings_grid(read(store)))
+    assert row["transfer cifar100 of aaaaaaaaaa"] == "40.00 (1 of 2 seeds)"
+    assert row["transfer cifar100 of bbbbbbbbbb"] == "41.00 (1 of 2 seeds)"
 
 
 def test_rehearsals_on_two_data_sets_both_count(store):
@@ -314,8 +321,7 @@ def test_runs_of_other_numerics_have_a_label_and_are_not_averaged(store):
     assert {p.said for p in line(found).partial} == {"not counted: numerics 0, not 1"}
     assert ("MoCo/CIFAR10/plain", "numerics 0, not 1", 50.0) in looks(found)
     assert all(x.difference is None for x in found.looks["tab2"])
-    grid = others_grid(found)
-    said = {row[grid.head.index("label")].text: row[grid.head.index("probe cifar10")].text for row in grid.rows}
+    said = {row["numerics"]: row["probe"] for row in texts(settings_grid(found)) if row["other settings"]}
     assert said == {"": "80.00", "numerics 0, not 1": "40.00"}
 
 
@@ -374,18 +380,94 @@ def test_a_hidden_file_among_evaluations_is_not_one(store):
     assert len(open_run(path).evaluations) == 1
 
 
-def test_sweeps_by_the_settings_that_differ(store):
-    for lr in (0.01, 0.1):
+def test_a_row_for_each_setting_with_means_and_spreads(store):
+    for lr in (0.1, 0.01):
         for seed in (0, 1):
             write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, lr=lr, seed=seed, probe=60 + seed)
     write_run(store, data="shapes", effect="margin(m2=0.3)", epochs=4, lr=0.3, done=2)
-    grid = others_grid(read(store))
-    assert grid.head == ("runs", "lr", "label", "kNN", "loss", "probe shapes", "seeds")
-    assert grid.about.endswith("All have method mocov3, data shapes, effect margin(m2=0.3), epochs 4.")
-    by_lr = {row[1].text: row for row in grid.rows}
-    assert by_lr["0.01"][5].text == "60.50 ± 0.71"
-    assert (by_lr["0.01"][0].text, by_lr["0.01"][-1].text) == ("seed 0, seed 1", "2")
-    assert (by_lr["0.3"][0].text, by_lr["0.3"][-1].text) == ("seed 0: interrupted at epoch 2 of 4", "0 of 1")
+    write_run(store, data="shapes", epochs=4, probe=50.0, transfer={"cifar10": 30.0})
+    grid = settings_grid(read(store))
+    about, measured = (
+        ("data", "method", "effect", "epochs", "other settings"),
+        ("probe", "transfer cifar10", "kNN", "loss"),
+    )
+    assert grid.head == (*about, "seeds", *measured, "runs")
+    plain, *swept = texts(grid)
+    assert [plain[name] for name in about] == ["shapes", "mocov3", "plain", "4", ""]
+    assert (plain["probe"], plain["transfer cifar10"], plain["seeds"]) == ("50.00", "30.00", "1")
+    by_lr = {row["other settings"]: row for row in swept}
+    assert list(by_lr) == ["lr=0.01", "lr=0.1", "lr=0.3"]
+    assert [by_lr["lr=0.01"][name] for name in ("probe", "seeds", "runs")] == ["60.50 ± 0.71", "2", "seed 0, seed 1"]
+    assert (by_lr["lr=0.3"]["runs"], by_lr["lr=0.3"]["seeds"]) == ("seed 0: interrupted at epoch 2 of 4", "0 of 1")
+    known = summary(read(store))["settings"]
+    assert [one["measured"].get("probe") for one in known[:2]] == [
+        {"mean": 50.0, "std": None, "seeds": 1, "diverged": 0},
+        {"mean": 60.5, "std": pytest.approx(0.5**0.5), "seeds": 2, "diverged": 0},
+    ]
+    assert known[1]["settings"] | {"lr": 0.01} == known[1]["settings"]
+    assert "seed" not in known[1]["settings"]
+
+
+def test_effects_of_one_setting_follow_each_other_plain_first(store):
+    for effect in ("emphasis(s=10)", "emphasis(s=5)", "attenuation(alpha=1)", "plain"):
+        for data in ("cifar100", "cifar10"):
+            for lr in (0.06, 0.01):
+                write_run(store, data=data, effect=effect, lr=lr)
+    rows = [(row["data"], row["other settings"], row["effect"]) for row in texts(settings_grid(read(store)))]
+    effects = ["plain", "attenuation(alpha=1)", "emphasis(s=5)", "emphasis(s=10)"]
+    assert rows == [
+        (data, other, effect) for data in ("cifar10", "cifar100") for other in ("", "lr=0.01") for effect in effects
+    ]
+
+
+def test_a_paper_s_table_is_its_grid(store):
+    """Data sets across, methods and effects down; what has no run is left out, unless all is asked for."""
+    for seed in (0, 1):
+        write_run(store, data="cifar10", seed=seed, probe=90.0 + seed)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0)
+    write_run(store, data="cifar100", effect="attenuation(alpha=1)", probe=61.0)
+    write_run(store, data="stl10", done=3)
+    found = read(store)
+    assert list(found.shown) == ["tab1", "tab2", "tab3", "fig3", "fig5", "fig6", "fig7"]
+    grid = paper_grid(TABLES["tab2"], found.shown["tab2"])
+    assert grid.head == ("row", "CIFAR10 published", "CIFAR10 ours", "CIFAR100 published", "CIFAR100 ours")
+    assert [tuple(row.values()) for row in texts(grid)] == [
+        ("MoCo", "89.413 ± 0.109", "90.50 ± 0.71", "", ""),
+        ("MoCo + pos.", "", "", "65.413 ± 0.205", "65.00"),
+    ]
+    first = texts(paper_grid(TABLES["tab1"], found.shown["tab1"]))
+    assert [(row["row"], row["CIFAR100 ours"]) for row in first] == [
+        ("MoCo, alpha = 0", ""),
+        ("MoCo, alpha = 1, type I", "61.00"),
+    ]
+    assert not paper_grid(TABLES["tab3"], found.shown["tab3"]).rows  # no run was transferred
+    assert paper_grid(TABLES["fig3"], found.shown["fig3"]).head == ("row", "s = 1 (our grid)", "s = 20 (our grid)")
+    every = gather(scan(store), TABLES, paper=True)
+    assert {key for key, table in TABLES.items() if table.kind != "figure"} <= set(every.shown)
+    whole = texts(paper_grid(TABLES["tab2"], every.shown["tab2"]))
+    assert (len(whole), len(whole[0])) == (12, 9)
+    assert (whole[0]["STL10 published"], whole[0]["STL10 ours"]) == ("87.629 ± 0.175", "interrupted at epoch 3 of 200")
+    assert {row["TinyImageNet ours"] for row in whole} == {"not run"}
+    given = texts(paper_grid(TABLES["tab7"], every.shown["tab7"]))
+    assert given[0] == {"row": "MoCov3, CIFAR10", "pos. (s)": "20", "curv. (c)": "0.7"}
+
+
+def test_a_cell_is_listed_once_with_all_its_numbers(store):
+    write_run(store, data="cifar100", probe=60.0)
+    write_run(store, data="cifar100", effect="emphasis(s=20)", probe=65.0)
+    write_run(store, data="cifar100", effect="emphasis(s=5)", probe=63.0)
+    write_run(store, data="cifar100", effect="ratio(m1=1.6)", done=3)
+    rows = texts(cells_grid(read(store)))
+    assert [(row["table"], row["row"], row["ours"], row["gain (published)"]) for row in rows] == [
+        ("Tab. 2", "MoCo", "60.00", ""),
+        ("Tab. 2", "MoCo + pos.", "65.00", "+5.00 (+4.46)"),
+        ("Tab. 2", "MoCo + ratio.", "", ""),
+        ("Tab. 3", "MoCo", "", ""),
+        ("Tab. 3", "MoCo + pos.", "", ""),
+        ("Tab. 3", "MoCo + ratio.", "", ""),
+        ("Fig. 3", "MoCo, CIFAR100", "63.00", "+3.00"),
+    ]
+    assert rows[2]["runs"] == "seed 0: interrupted at epoch 3 of 200"
 
 
 def test_a_number_says_how_many_seeds_it_has_where_some_lack_it(store):
@@ -394,9 +476,9 @@ def test_a_number_says_how_many_seeds_it_has_where_some_lack_it(store):
     write_run(store, **odd, seed=1)
     for seed in (0, 1):
         write_run(store, **odd | {"lr": 1e30}, seed=seed, done=0, failure="the loss became nan; lower --lr " * 5)
-    grid = others_grid(read(store))
+    grid = settings_grid(read(store))
     first, second = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
-    assert (first["probe shapes"].text, first["kNN"].text) == ("60.40 (1 of 2 seeds)", "70.00 ± 0.00")
+    assert (first["probe"].text, first["kNN"].text) == ("60.40 (1 of 2 seeds)", "70.00 ± 0.00")
     assert (first["runs"].text, first["seeds"].text) == ("seed 0, seed 1: complete, no probe", "2")
     assert (second["runs"].text, second["seeds"].text) == ("seed 0: failed, seed 1: failed", "0 of 2")
     assert second["runs"].pieces[0].note.startswith("failed: the loss became nan; lower")
@@ -421,11 +503,11 @@ def test_a_probe_that_diverged_is_marked_wherever_its_number_stands(store):
     lose(write_run(store, data="cifar10", lr=0.2, probe=12.0), 4.5)
     lose(write_run(store, data="my own", probe=13.0), 4.7)  # of how many classes is not known
     found = read(store)
-    row = paper_grid(TABLES["tab2"], found.lines["tab2"]).rows[0]
-    assert (row[3].text, row[7].text) == ("70.00 ± 28.28 (1 diverged)", "seed 0: 90.00, seed 1: 50.00 (diverged)")
-    grid = others_grid(found)
-    cells = {row[i].text for row in grid.rows for i, name in enumerate(grid.head) if name.startswith("probe")}
-    assert cells == {"11.00 (diverged)", "12.00", "13.00", ""}
+    row = texts(cells_grid(found))[0]
+    assert (row["ours"], row["runs"]) == ("70.00 ± 28.28 (1 diverged)", "seed 0: 90.00, seed 1: 50.00 (diverged)")
+    grid = settings_grid(found)
+    assert {row["probe"] for row in texts(grid)} == {"70.00 ± 28.28 (1 diverged)", "11.00 (diverged)", "12.00", "13.00"}
+    assert "2 evaluations diverged" in grid.about
     assert page(found, []).count('<span class="bad">diverged</span>') == 2
 
 
@@ -441,7 +523,6 @@ def test_only_some_tables(store):
     found = read(store, only=["tab2"])
     assert list(found.lines) == ["tab2"]
     assert [seen.settings.lr for seen in found.runs] == [0.06]
-    assert found.others == []
 
 
 @pytest.mark.parametrize(

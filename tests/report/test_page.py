@@ -115,15 +115,15 @@ def test_headings_tell_runs_apart(tmp_path):
     for lr in (0.1, 1e30):
         write_run(tmp_path, data="shapes", epochs=4, lr=lr)
     text = page(gather(scan(tmp_path), TABLES), ["runs"])
-    assert re.findall(r"<summary><b>.*?, seed 0, (.*?)</b>", text) == ["lr=0.1", "lr=1e+30"]
+    assert re.findall(r"<summary><b>.*?, 4 epochs, (.*?), seed 0</b>", text) == ["lr=0.1", "lr=1e+30"]
 
 
 def test_a_long_failure_is_a_title_and_stands_in_the_runs_own_section(tmp_path):
     write_run(tmp_path, data="shapes", epochs=4, lr=1e30, done=1, failure="it broke " * 20)
     text = page(gather(scan(tmp_path), TABLES), ["runs"])
-    (cell,) = re.findall(r'<tbody id="rows-others"><tr>(<td.*?</td>)', text)
+    (cell,) = re.findall(r'<tbody id="rows-settings"><tr>.*?(<td class="wide">\s*<a.*?</td>)', text, flags=re.S)
     assert "failed: it broke" in re.findall('title="(.*?)"', cell)[0]
-    assert Tags(cell).text == "seed 0: failed"
+    assert Tags(cell).text.strip() == "seed 0: failed"
     assert re.search(r'<span class="state failed">failed: (it broke ){19}it broke</span>', text)
 
 
@@ -140,7 +140,12 @@ def test_places_and_several_stores(store, call, tmp_path):
     text = (tmp_path / "docs" / "results.md").read_text()
     assert "seed 5: 90.20" in text
     assert "](../more/" in text
-    assert re.findall(r"^## (\S+ \d+)", text, flags=re.M) == ["Tab. 2", "Fig. 3"]
+    assert re.findall(r"^## (.*?)(?:: .*)?$", text, flags=re.M) == [
+        "Runs by setting",
+        "Tab. 2",
+        "Fig. 3",
+        "Cells of the paper that were run",
+    ]
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["report.html"]
     assert (tmp_path / "t.tex").exists()
 
@@ -183,6 +188,10 @@ def test_unreadable_folders_are_listed_and_then_it_is_exit_2(store, call, capsys
     ("words", "said"),
     [
         (["--only", "tab22"], "there is no table or figure 'tab22'; did you mean 'tab2'?"),
+        (
+            ["--only", "tab9", "tab4"],
+            "--only tab9 tab4: no run in runs stands in Tab. 4, Tab. 9; give one of tab1, tab2,",
+        ),
         (["--runs", "nowhere"], "nowhere does not exist"),
         (["--out", "file"], "cannot write file/report.html (File exists); give --out another place"),
         (["--markdown", "file/x.md"], "cannot write file/x.md (File exists); give --markdown another place"),
@@ -202,3 +211,46 @@ def test_data_sets_are_not_needed(store, call, monkeypatch, tmp_path):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "nothing"))
     call()
     assert not (tmp_path / "nothing").exists()
+
+
+def test_only_tables_without_a_run_are_an_error_and_nothing_is_written(store, call, capsys, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        call("--only", "tab9", "--insert", "README.md")
+    assert (end.value.code, capsys.readouterr().out) == (2, "")
+    assert not (tmp_path / "report").exists()
+    call("--only", "tab9", "tab2")
+    assert "; no run stands in Tab. 9" in capsys.readouterr().out
+    call("--only", "tab9", "--paper")
+    assert "65.010 ± 0.215" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_own_runs_come_first_and_the_paper_s_tables_only_where_they_were_run(store, call, tmp_path):
+    call()
+    page = tmp_path / "report" / "report.html"
+    first = re.findall(r'<h2 id="(\w+)">', page.read_text())
+    assert first[:5] == ["settings", "paper", "tab1", "tab2", "tab3"]
+    assert "tab9" not in first
+    call("--paper")
+    assert {"tab4", "tab5", "tab9"} <= set(re.findall(r'<h2 id="(\w+)">', page.read_text()))
+
+
+def test_a_store_without_runs_says_how_to_make_one(call, tmp_path):
+    (tmp_path / "runs").mkdir()
+    call()
+    text = Tags((tmp_path / "report" / "report.html").read_text()).text
+    assert "No runs in" in text
+    assert "marginlens pretrain" in text
+    assert "marginlens report --paper" in text
+
+
+def test_curves_are_of_every_run_and_named_by_what_differs(tmp_path):
+    for lr in (0.1, 0.2):
+        for seed in (0, 1):
+            write_run(tmp_path, data="shapes", epochs=4, lr=lr, seed=seed)
+    write_run(tmp_path, data="shapes", epochs=4, lr=0.3, done=0)
+    text = page(gather(scan(tmp_path), TABLES), ["runs"])
+    curves = json.loads(re.search(r'<script type="application/json" id="curve-data">(.*?)</script>', text)[1])
+    assert [(curve["setting"], curve["seed"], curve["epoch"]) for curve in curves] == [
+        (setting, seed, [1, 2, 3, 4]) for setting in (0, 1) for seed in (0, 1)
+    ]
+    assert re.findall(r"</svg>(.*?) <small>", text) == ["by the recipe", "lr=0.1"]

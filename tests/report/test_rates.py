@@ -10,7 +10,7 @@ from marginlens.paper import TABLES
 from marginlens.report.gather import gather
 from marginlens.report.page import page
 from marginlens.report.rates import rates_figure, rates_grid, rates_picture
-from marginlens.report.tables import brief, grids, others_grid
+from marginlens.report.tables import brief, grids, settings_grid
 from marginlens.runs.store import scan
 from tests.report.folders import CONTENT, evaluate, write_run
 
@@ -266,9 +266,22 @@ def test_many_effects_in_other_panels_do_not_make_two_lines_alike(tmp_path):
     for s in range(2, 44):
         data = "cifar100" if s > 31 else "cifar10"
         rates(write_run(tmp_path, data=data, effect=f"emphasis(s={s})", probe=50.0), {10.0: 60.0}, data=data)
-    made = rates_figure(read(tmp_path)).split('<figure class="panel">')[2]
-    keys = re.findall(r'<i class="(.*?)"', made)
-    assert len(keys) == len(set(keys)) == 12
+    keys = [re.findall(r'<i class="(.*?)"', made) for made in rates_figure(read(tmp_path)).split("<figure")[1:]]
+    assert [len(looks) for looks in keys] == [16, 14, 12]
+    assert all(len(looks) == len(set(looks)) for looks in keys)
+
+
+def test_a_panel_of_many_lines_is_split_by_the_settings_that_are_not_the_effect(tmp_path):
+    for s in range(2, 7):
+        for parts in (4, 8):
+            path = write_run(tmp_path, data="cifar100", effect=f"emphasis(s={s})", bn_splits=parts, probe=50.0)
+            rates(path, {10.0: 60.0})
+    found = drawn(tmp_path)
+    effects = [f"emphasis(s={s})" for s in range(2, 7)]
+    assert [(name, lines) for (name, _), (lines, _) in found.items()] == [
+        ("mocov3 cifar100: probe cifar100", effects),
+        ("mocov3 cifar100: probe cifar100, bn_splits=8", effects),
+    ]
 
 
 def test_a_picture_stands_by_itself(store):
@@ -330,7 +343,7 @@ def test_a_picture_of_nothing_or_of_too_much_is_refused(tmp_path):
             with pytest.raises(ValueError, match="no run was probed at several learning rates"):
                 rates_picture(read(tmp_path))
         rates(path, {10.0: 64.0})
-    with pytest.raises(ValueError, match=r"18 effects were probed .* a picture tells 16 apart"):
+    with pytest.raises(ValueError, match=r"18 effects were probed .* at most 16"):
         rates_picture(read(tmp_path))
 
 
@@ -353,9 +366,9 @@ def test_the_size_of_the_features_is_shown_where_it_is_known(store):
 
 def test_other_tables_have_the_recipe_s_rate_alone(store):
     gathered = read(store)
-    head = others_grid(gathered).head
-    assert "probe cifar100" in head
-    assert "probe cifar100 (holdout 5000)" in head
+    head = settings_grid(gathered).head
+    assert "probe" in head
+    assert "probe (holdout 5000)" in head
     assert not any("lr" in name for name in head)
     line = next(line for line in gathered.lines["tab2"] if line.cell.path == "MoCo/CIFAR100/plain")
     assert sorted(value.top1 for value in line.values) == [60.0, 61.0]
@@ -365,7 +378,7 @@ def test_a_probe_at_another_rate_by_itself_is_not_lost(tmp_path):
     path = write_run(tmp_path, data="cifar100", effect="emphasis(s=7)")
     rates(path, {3.0: 61.0})
     assert not rates_grid(read(tmp_path)).rows
-    assert texts(others_grid(read(tmp_path)))[0]["probe cifar100 (lr 3.0)"] == "61.00"
+    assert texts(settings_grid(read(tmp_path)))[0]["probe (lr 3.0)"] == "61.00"
 
 
 def test_only_a_report_that_has_it_shows_it(store, tmp_path_factory):

@@ -43,11 +43,13 @@ function open(){
   at.scrollIntoView();
 }
 addEventListener("hashchange",open);open();
-// curves
-const held=document.getElementById("curve-data"),chosen=document.getElementById("curve-run");
-if(!held||!chosen)return;
-const runs=JSON.parse(held.textContent),beside=document.getElementById("curve-beside");
+// curves: a line for each run of the chosen settings, a colour for each of these settings
+const held=document.getElementById("curve-data");
+if(!held)return;
+const runs=JSON.parse(held.textContent),choices=document.getElementById("curve-settings");
 const at=document.getElementById("curve-plots"),NS="http://www.w3.org/2000/svg";
+const boxes=all("input",choices);
+const look=i=>`s${i%8} dash${Math.floor(i/8)%4}`;
 function add(to,name,attributes,text){
   const x=document.createElementNS(NS,name);
   for(const k in attributes)x.setAttribute(k,attributes[k]);
@@ -62,13 +64,15 @@ function ticks(low,high){
   return found;
 }
 function plot(name,key,shown){
-  const lines=shown.map(r=>(r[key]||[]).map((y,i)=>[r.epoch[i],y]).filter(p=>p[1]!==null));
+  const lines=shown.map(s=>(s.run[key]||[]).map((y,i)=>[s.run.epoch[i],y]).filter(p=>p[1]!==null));
   const points=lines.flat();
   if(!points.length)return null;
   const W=400,H=230,L=52,R=12,T=26,B=38;
-  let low=Math.min(...points.map(p=>p[1])),high=Math.max(...points.map(p=>p[1]));
+  let low=Infinity,high=-Infinity,first=Infinity,last=-Infinity;
+  for(const [e,v] of points){
+    low=Math.min(low,v);high=Math.max(high,v);first=Math.min(first,e);last=Math.max(last,e);
+  }
   const pad=(high-low||Math.abs(high)||1)*.06;low-=pad;high+=pad;
-  const last=Math.max(...points.map(p=>p[0])),first=Math.min(...points.map(p=>p[0]));
   const x=e=>L+(W-L-R)*(last===first?.5:(e-first)/(last-first)),y=v=>H-B-(H-B-T)*(v-low)/(high-low);
   const figure=document.createElement("figure");figure.className="panel";
   const svg=add(figure,"svg",{viewBox:`0 0 ${W} ${H}`,role:"img","aria-label":name+" by epoch"});
@@ -83,31 +87,51 @@ function plot(name,key,shown){
   add(svg,"text",{class:"tick",x:(L+W-R)/2,y:H-5,"text-anchor":"middle"},"epoch");
   lines.forEach((line,i)=>{
     if(!line.length)return;
+    const {run,rank,about}=shown[i],end=line[line.length-1];
+    const group=add(svg,"g",{class:"run-line","data-setting":run.setting});
+    add(group,"title",{},`${about}, seed ${run.seed}: ${short(end[1])} at epoch ${end[0]}`);
     const d="M"+line.map(p=>x(p[0]).toFixed(1)+" "+y(p[1]).toFixed(1)).join("L");
-    add(svg,"path",{class:`line s${i}${i?" second":""}`,d});
-    if(line.length<=40)for(const p of line){
-      const dot=add(svg,"circle",{class:`dot k${i}`,r:3,cx:x(p[0]),cy:y(p[1])});
+    add(group,"path",{class:`line ${look(rank)}`,d});
+    if(line.length===1||(line.length<=40&&lines.length<=4))for(const p of line){
+      const dot=add(group,"circle",{class:`dot k${rank%8}`,r:3,cx:x(p[0]),cy:y(p[1])});
       add(dot,"title",{},`epoch ${p[0]}: ${p[1]}`);
     }
-    const end=line[line.length-1];
-    add(svg,"text",{x:W-R,y:15+13*i,"text-anchor":"end"},`${short(end[1])} at epoch ${end[0]}`);
   });
   return figure;
 }
 function draw(){
-  const shown=[chosen.value,beside.value].filter(v=>v!=="").map(v=>runs[Number(v)]);
+  const chosen=boxes.filter(b=>b.checked).map(b=>Number(b.value)),rank=new Map(chosen.map((s,i)=>[s,i]));
+  const about=s=>boxes[s].closest("label").textContent.trim();
+  boxes.forEach((b,s)=>{
+    b.closest("label").querySelector("path").setAttribute("class",rank.has(s)?`line ${look(rank.get(s))}`:"line");
+  });
+  const shown=runs.filter(r=>rank.has(r.setting))
+    .map(r=>({run:r,rank:rank.get(r.setting),about:about(r.setting)}));
+  at.classList.toggle("many",shown.length>8);
   const made=[["loss","loss"],["kNN, top-1 in %","knn"],["learning rate","lr"],["spread of the features","spread"],
     ["spread of the embeddings","embedding_spread"]].map(p=>plot(p[0],p[1],shown)).filter(Boolean);
   at.replaceChildren(...made);
-  if(!made.length)at.textContent="This run has not ended an epoch.";
-  const key=document.getElementById("curve-key");key.replaceChildren();
-  shown.forEach((r,i)=>{
-    const a=document.createElement("a");a.href="#"+r.key;a.textContent=r.name;
-    const mark=document.createElement("i");mark.className="k"+i;
-    const span=document.createElement("span");span.append(mark,a);key.append(span);
-  });
+  if(!made.length)at.textContent="Choose a setting above.";
 }
-chosen.addEventListener("change",draw);beside.addEventListener("change",draw);
-all("a[data-curve]").forEach(a=>a.addEventListener("click",()=>{chosen.value=a.dataset.curve;draw();}));
+function raise(setting){
+  at.classList.toggle("raised",setting!==null);
+  all(".run-line",at).forEach(g=>g.classList.toggle("on",g.dataset.setting===setting));
+}
+choices.addEventListener("change",draw);
+boxes.forEach(b=>{
+  const label=b.closest("label");
+  label.addEventListener("mouseenter",()=>raise(b.value));
+  label.addEventListener("mouseleave",()=>raise(null));
+});
+// the buttons act on the settings that the filter shows
+all("button[data-check]").forEach(button=>button.addEventListener("click",()=>{
+  boxes.forEach(b=>{if(!b.closest("label").hidden)b.checked=!!button.dataset.check;});
+  draw();
+}));
+all("a[data-curve]").forEach(a=>a.addEventListener("click",()=>{
+  const run=runs.find(r=>r.key===a.dataset.curve);
+  boxes.forEach((b,s)=>{b.checked=s===run.setting;});
+  draw();
+}));
 draw();
 })();
