@@ -1,8 +1,8 @@
-"""Jobs on a Ray cluster: a task for each, which runs the same worker process as this machine does.
+"""Run jobs on a Ray cluster: a task for each, which starts the same worker process as on this machine.
 
-A run that was lost with its node is begun again elsewhere. With storage that all nodes see (`--shared`) runs lie there,
-weights and all, and one that was lost goes on from its checkpoint. Otherwise a node works in a folder of its own, which
-is gone when the run is done: its records come home, its weights do not.
+A run that was lost with its node is retried elsewhere. With `--shared`, runs are in storage that every node sees, and a
+lost run continues from its checkpoint. Otherwise a node works in a temporary folder, and sends the run's records back
+without its weights.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from marginlens.sweep.worker import GRACE
 
 _POLL = 0.2
 _REACH = 5.0
-"""Seconds to wait for a cluster's port."""
+"""Seconds to wait for the cluster's port."""
 _ENOUGH = 1000
-"""Runs at once on a node of which a run asks for nothing."""
+"""Runs at once on a node if a run asks for no GPUs and no cores."""
 _PAUSE = 5.0
-"""Seconds between two tries at a run that another process holds."""
+"""Seconds between two tries at a run that another process has locked."""
 
 
 @dataclass(frozen=True)
 class Wide:
-    """A cluster: how many runs it does at once, GPUs of each."""
+    """The size of a cluster: runs at once, and GPUs per run."""
 
     slots: int
     gpus: float
 
 
 def describe(place: Executor) -> Wide:
-    """Connects to the cluster, and says how much of it there is."""
+    """Connect to the cluster, and return its size."""
     if ":" in place.device:
         raise ValueError(f"--device {place.device} is for this machine; on a cluster give auto, cpu or cuda")
     nodes = [node["Resources"] for node in _connected(place.address).nodes() if node["Alive"]]
@@ -66,7 +66,7 @@ def describe(place: Executor) -> Wide:
 
 
 def _room(has: Mapping[str, float], gpus: float, cores: float) -> int:
-    """How many runs a node does at once; a part of a GPU is of one GPU."""
+    """Count the runs that fit on a node at once; a part of a GPU comes from one GPU."""
     room = [_ENOUGH]
     if gpus:
         on_each = int(1 / gpus + 1e-6)
@@ -79,7 +79,7 @@ def _room(has: Mapping[str, float], gpus: float, cores: float) -> int:
 def run_ray(
     steps: Sequence[Step], place: Executor, gpus: float, ending: Callable[[], bool], say: Callable[[str], None]
 ) -> Iterator[Outcome]:
-    """Does the steps on the cluster that `describe` connected to, and yields how each ended, in any order."""
+    """Run the steps on the cluster that `describe` connected to, and yield how each ended, in any order."""
     scratch.sweep()
     ray = _ray()
     asked = {"num_cpus": place.cpus_per_run, "num_gpus": gpus, "max_retries": 0, "max_calls": 1}
@@ -98,7 +98,7 @@ def run_ray(
                 step, tries = pending.pop(ref)
                 outcome = _result(ray, ref, step, place)
                 if outcome is None and tries < place.retries:
-                    say(f"[{step.number}] was lost with its node; begun again ({tries + 1} of {place.retries})")
+                    say(f"[{step.number}] was lost with its node; retry ({tries + 1} of {place.retries})")
                     pending[submit(step)] = step, tries + 1
                     continue
                 yield outcome or Outcome(step.number, "failed", f"was lost with its node {tries + 1} times", 0.0)
@@ -108,7 +108,7 @@ def run_ray(
 
 
 def remote(number: int, job: dict[str, Any], where: dict[str, Any], shared: bool) -> dict[str, Any]:
-    """What a node does: the job in a process of its own, and the run's records, where they must be sent."""
+    """Run a job on a node in a process of its own; return its outcome, and its records if they must be sent back."""
     if shared:
         return {"outcome": asdict(_patient(number, Job(**job), Where(**where))), "name": "", "records": {}}
     with scratch.make() as folder:
@@ -122,7 +122,7 @@ def remote(number: int, job: dict[str, Any], where: dict[str, Any], shared: bool
 
 
 def _patient(number: int, job: Job, where: Where) -> Outcome:
-    """Does a job; where another process holds its run, perhaps one that was lost and is yet to notice, tries again."""
+    """Run a job; retry while another process has locked its run, which may be a lost one that has not ended yet."""
     end = time.monotonic() + GRACE
     while True:
         outcome = _listen(Child(number, job, where, {}))
@@ -132,7 +132,7 @@ def _patient(number: int, job: Job, where: Where) -> Outcome:
 
 
 def _listen(child: Child) -> Outcome:
-    """Passes on what the worker says until it ends; a cancelled task asks it to."""
+    """Pass on the worker's lines until it ends; ask it to end if the task is cancelled."""
     cancelled = False
     try:
         while True:
@@ -145,14 +145,14 @@ def _listen(child: Child) -> Outcome:
                 if cancelled:
                     child.ask()
                 wait([child], _POLL)
-            except KeyboardInterrupt:  # what Ray cancels a task with
+            except KeyboardInterrupt:  # Ray cancels a task by this
                 cancelled = True
     finally:
         child.kill()
 
 
 def _result(ray: Any, ref: Any, step: Step, place: Executor) -> Outcome | None:
-    """How a task ended; None if it was lost with its node."""
+    """Return how a task ended; None if it was lost with its node."""
     errors = ray.exceptions
     try:
         found = ray.get(ref)
@@ -167,7 +167,7 @@ def _result(ray: Any, ref: Any, step: Step, place: Executor) -> Outcome | None:
 
 
 def _home(outcome: Outcome, name: str, content: dict[str, bytes], place: Executor) -> Outcome:
-    """Puts what a node measured in the store here: a pre-training that is complete also if what followed it is not."""
+    """Put a node's records into the store here, also a complete pre-training whose evaluations failed."""
     if not content.keys() & {"result.json", "failure.json"}:
         return outcome
     end = time.monotonic() + GRACE
@@ -185,7 +185,7 @@ def _home(outcome: Outcome, name: str, content: dict[str, bytes], place: Executo
 
 
 def _stop(ray: Any, pending: dict[Any, tuple[Step, int]], place: Executor) -> Iterator[Outcome]:
-    """Cancels what is left, and waits for what was under way to write its checkpoints."""
+    """Cancel the rest, and wait for running jobs to write their checkpoints."""
     for ref in pending:
         ray.cancel(ref)
     left = list(pending)
@@ -193,7 +193,7 @@ def _stop(ray: Any, pending: dict[Any, tuple[Step, int]], place: Executor) -> It
     for ref in ready:
         step, _ = pending[ref]
         outcome = _result(ray, ref, step, place)
-        if outcome is not None and (outcome.state != "stopped" or outcome.seconds):  # else it was not begun
+        if outcome is not None and (outcome.state != "stopped" or outcome.seconds):  # otherwise the job had not begun
             yield outcome
 
 
@@ -213,7 +213,7 @@ def _connected(address: str) -> Any:
 
 
 def _address(asked: str) -> str:
-    """What `auto` stands for: what the environment names, else what Ray noted last on this machine."""
+    """Resolve `auto`: the environment's address, else the last that Ray noted on this machine."""
     if asked != "auto":
         return asked
     noted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
@@ -222,7 +222,7 @@ def _address(asked: str) -> str:
 
 
 def _reachable(address: str) -> bool:
-    """Whether something listens there: Ray itself would try for two minutes."""
+    """True if something listens there: Ray itself would try for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"--address is {quoted(address)}; it must be auto, HOST:PORT or ray://HOST:PORT")
@@ -241,5 +241,5 @@ def _ray() -> Any:
 
 
 def _line(error: Exception, which: int) -> str:
-    """A line of what an error says, or its name where it says nothing."""
+    """Return a line of an error's message, or the error's name if it has none."""
     return str(error).strip().splitlines()[which][:200] if str(error).strip() else type(error).__name__

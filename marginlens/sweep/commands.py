@@ -1,4 +1,4 @@
-"""`marginlens sweep` and `marginlens reproduce`: docstrings are what --help prints."""
+"""`marginlens sweep` and `marginlens reproduce`: --help prints their docstrings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from marginlens.sweep import grid as grids
 from marginlens.sweep import job as cells
 from marginlens.sweep.job import Executor, GridPlace, Job, Selection, SweepPlace, TableSelection, merge, wanted
 from marginlens.sweep.plan import away, check_known, check_prepared, evenly, look, make_plan, prepared
+from marginlens.sweep.summary import finish, means_table, said
 
 Cells: TypeAlias = dict[Pretrain, list[str]]
-"""The cells that each pre-training is for."""
+"""The cells of each pre-training."""
 
 if TYPE_CHECKING:
     SweepOptions: TypeAlias = dict[str, Any]
@@ -37,9 +38,10 @@ else:
 
 
 def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tuple[str, ...]] = ()) -> None:
-    """Runs every combination of a grid of settings, each followed by its probe; what is complete is not run again.
+    """Runs every combination of a grid of settings, each followed by its probe, and prints means over seeds.
 
-    All other settings are those of marginlens pretrain. Stopped and begun again, it goes on where it was. For example:
+    All other settings are those of marginlens pretrain. Complete runs are not run again: rerun the command to continue.
+    For example:
 
         marginlens sweep --data shapes --grid "effect=plain|emphasis(s=5)" --grid "seed=0|1|2" --dry-run
 
@@ -48,7 +50,7 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
         marginlens sweep --data cifar100 --grid "seed=0|1|2" --executor ray --address auto --gpus-per-run 0.5
 
     Args:
-        grid: A setting and its values, such as "seed=0|1|2"; once for each setting. They replace a file's grid.
+        grid: A setting and its values, such as "seed=0|1|2"; once for each setting. Replaces a file's grid.
     """
     given = dict(settings) | ({"grid": grid} if grid else {})
     base, place, axes = _sweep_settings(given)
@@ -61,10 +63,10 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
 
 
 def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[ReproduceOptions]) -> None:
-    """Runs what a table or figure of the paper needs: pre-training once, and its probes and transfers at once.
+    """Runs a table or figure of the paper: each pre-training once, then its probes and transfers.
 
-    What is complete is not run again: stopped and begun again, it goes on where it was. With --epochs it is a shorter
-    look, with --dataset a rehearsal, and both are labelled so wherever they are shown. For example:
+    Complete runs are not run again: rerun the command to continue. --epochs makes a shorter look and --dataset a
+    rehearsal; both are labelled wherever they are shown. For example:
 
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --seeds 3 --dry-run
 
@@ -73,7 +75,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --dataset shapes
 
     Args:
-        tables: Tables and figures, such as tab2 or fig3; several share their runs. They replace a file's tables.
+        tables: Tables and figures, such as tab2 or fig3; they share their runs. Replace a file's tables.
     """
     given = dict(settings)
     overrides = {name: value for name, value in given.items() if name not in COMMON}
@@ -93,7 +95,7 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
 
 
 def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequence[str], of: Cells) -> None:
-    """Plans, prints the plan, and carries it out."""
+    """Plan, print the plan, and carry it out."""
     jobs = [job.with_more(place.also, place.beside) for job in jobs]
     away_from_home = place.executor == "ray" and not place.shared
     fingerprints = prepared(jobs, draw=not place.dry_run and not away_from_home)
@@ -119,13 +121,13 @@ def _do(jobs: list[Job], place: Executor, as_json: bool, title: str, notes: Sequ
     if as_json:
         say_json(json.dumps(found, indent=1, allow_nan=False))
     elif not place.dry_run:
-        say(conduct.said(found))
+        say("\n".join(filter(None, [means_table(found["means"], screen), said(found)])))
     if not place.dry_run:
-        conduct.finish(found)
+        finish(found)
 
 
 def _confirm(count: int, place: Executor) -> None:
-    """Asks before very many runs."""
+    """Ask before very many runs."""
     if count <= place.most or place.yes:
         return
     many = f"these are {count:,} runs, more than --most {place.most:,}"
@@ -138,7 +140,7 @@ def _confirm(count: int, place: Executor) -> None:
 def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, dict[str, list[Any]]]:
     """Return the settings that all runs share, where to run, and the grid.
 
-    Only their types are checked: a value may be wrong by itself, and right with what the grid adds.
+    Only types are checked: the grid may make a setting valid that is invalid by itself.
     """
     held = read_config(Path(given["config"]), (Pretrain, GridPlace)) if given.get("config") else {}
     known = {*Pretrain.model_fields, *GridPlace.model_fields}
@@ -152,13 +154,13 @@ def _sweep_settings(given: dict[str, Any]) -> tuple[dict[str, Any], GridPlace, d
     for name in axes:
         if name in given:
             raise ValueError(
-                f"--{name.replace('_', '-')} is given, and the grid has values of it; leave out one of both"
+                f"--{name.replace('_', '-')} is given, and the grid has values of it; leave out one of them"
             )
     return {name: value for name, value in held.items() if name in Pretrain.model_fields}, place, axes
 
 
 def _check_type(config: str, name: str, value: Any) -> None:
-    """Raise for a value that YAML has and no setting takes: a date, bytes, a set, infinity."""
+    """Raise for a YAML value that no setting takes: a date, bytes, a set, infinity."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -180,7 +182,7 @@ def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any
 
 
 def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> tuple[list[Cell], list[str]]:
-    """Return the cells to run, and a line on each that cannot be; raise for a pattern that no table matches."""
+    """Return the cells to run, and a line on those that cannot be run; raise for a pattern without a match."""
     if not tables:
         raise ValueError(f"name a table or figure of the paper: {', '.join(TABLES)}")
     for table in tables:
@@ -211,7 +213,7 @@ def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> 
 
 
 def _title(chosen: TableSelection) -> str:
-    """What this is of the paper, and what it is not."""
+    """Return the title of a plan: the tables, and whether it is a shorter look or a rehearsal."""
     names = ", ".join(TABLES[key].name for key in dict.fromkeys(chosen.tables))
     labels = []
     if chosen.dataset:

@@ -1,10 +1,10 @@
-"""From a plan to runs: says what it will do, does it by an executor, and says what came of it."""
+"""Show a plan, and carry it out by an executor."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marginlens.errors import Asked, Stopped, signals
+from marginlens.errors import signals
 from marginlens.output import plain
 from marginlens.runs.run import Run, Unreadable, examine
 from marginlens.runs.store import drop_weights, evaluation, lookup
@@ -23,31 +23,32 @@ from marginlens.sweep.estimate import Estimator, spoken
 from marginlens.sweep.job import Executor, note_crash
 from marginlens.sweep.plan import Step, counts, look, look_again
 from marginlens.sweep.pool import Outcome
+from marginlens.sweep.summary import summary
 
 SHOWN = 60
-"""Lines of a plan that are printed; --json has them all."""
+"""The most lines of a plan that are printed; --json has them all."""
 
 _NUMBERS = 5
-"""Runs of a cell that are named."""
+"""The most runs of a cell that are named."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A plan with what it takes to carry it out."""
+    """A plan and its executor."""
 
     steps: list[Step]
     place: Executor
     estimator: Estimator
     slots: int
     begin: Callable[[Callable[[], bool], Callable[[str], None]], Iterator[Outcome]]
-    """Starts the executor."""
+    """Start the executor; yields an outcome for each step."""
 
     @property
     def due(self) -> list[Step]:
         return [step for step in self.steps if step.due]
 
     def facts(self) -> dict[str, Any]:
-        """The plan for --json."""
+        """Return the plan for --json."""
         plan = [
             step.facts() | {"estimate_seconds": self.estimator.guess(step) if step.due else None} for step in self.steps
         ]
@@ -75,9 +76,9 @@ def prepare(steps: list[Step], place: Executor, held: Sequence[Run | Unreadable]
 
 
 def show(work: Work, console: Console, title: str) -> str:
-    """Return the plan as text: of each run what is cached, what follows, and how long it should take.
+    """Return the plan as text: the state of each run, its evaluations, and its estimated time.
 
-    Names come from records and files: the console must not read them as markup.
+    Names come from records and files, so the console must not read markup in them.
     """
     table = Table("", "run", "pre-training", "then", "estimate", title=title)
     for step in work.steps[:SHOWN]:
@@ -94,18 +95,19 @@ def show(work: Work, console: Console, title: str) -> str:
 
 
 def totals(work: Work) -> str:
-    """How many, and how long."""
+    """Return the number of runs in each state, and the estimated time."""
     said = ", ".join(f"{count} {state}" for state, count in counts(work.steps).items())
     line = f"{len(work.steps)} run{'s' * (len(work.steps) != 1)}: {said}"
     return f"{line}; {_time(work, work.steps)}" if work.due else f"{line}; nothing to do"
 
 
 def carry_out(work: Work, say: Callable[[str], None]) -> dict[str, Any]:
-    """Does what is due, and returns how it ended; `Stopped` comes later, from `finish`."""
+    """Do what is due, and return the summary; `finish` raises `Stopped` later."""
     place, begin = work.place, time.monotonic()
     deadline = begin + 60 * place.limit_minutes if place.limit_minutes else float("inf")
     steps, ended = {step.number: step for step in work.due}, {}
-    # Ray prints what its nodes say to standard output, which is for the result
+    runs = {step.number: step.run for step in work.steps if step.state == "cached" and isinstance(step.run, Run)}
+    # Ray prints the lines of its nodes to standard output, which is for the result
     if place.records_only:
         _drop_cached(work.steps, say)
     with signals() as asked, redirect_stdout(sys.stderr):
@@ -116,71 +118,59 @@ def carry_out(work: Work, say: Callable[[str], None]) -> dict[str, Any]:
         for outcome in work.begin(ending, say):
             step = steps[outcome.number]
             ended[step.number] = _stopped(work, step, outcome) if outcome.state == "stopped" else outcome
-            _note(work, step, ended[step.number], say)
+            if run := _note(work, step, ended[step.number], say):
+                runs[step.number] = run
             left = [step for number, step in steps.items() if number not in ended]
             if left and not ending():
                 say(f"{len(ended)} of {len(steps)} runs ended; {_time(work, left)}")
-    return _summary(work, ended, asked, time.monotonic() - begin)
+    return summary(work.steps, ended, runs, asked, time.monotonic() - begin, place.runs)
 
 
-def finish(found: Mapping[str, Any]) -> None:
-    """Raises what a command must end with: a signal, runs that failed, runs that could not be begun."""
-    if found["signal"]:
-        raise Stopped(f"stopped by {found['signal']}; {_left(found)}", found["code"])
-    if found["failed"]:
-        first = found["failed"][0]
-        raise Stopped(f"{len(found['failed'])} of {found['runs']} runs failed; the first is {_of(first)}")
-    if found["blocked"]:
-        first = found["blocked"][0]
-        raise ValueError(f"{len(found['blocked'])} of {found['runs']} runs cannot be done; the first is {_of(first)}")
-
-
-def said(found: Mapping[str, Any]) -> str:
-    """What came of it, for the terminal."""
-    lines = [f"[{one['number']}] {one['name']} failed: {one['line']}" for one in found["failed"]]
-    if found["left"] and not found["signal"]:  # of a signal, `finish` says it
-        lines.append(_left(found))
-    done = f"{found['done']} run{'s' * (found['done'] != 1)} done in {spoken(found['seconds'])}"
-    others = {"done before": found["cached"]}
-    others |= {state: len(found[state]) for state in ("failed", "blocked", "left") if found[state]}
-    said = ", ".join([done, *(f"{count} {state}" for state, count in others.items())])
-    return "\n".join([*lines, f"{said}, all in {found['store']}"])
-
-
-def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> None:
+def _note(work: Work, step: Step, outcome: Outcome, say: Callable[[str], None]) -> Run | None:
+    """Say how a step ended; return its run if it is done."""
     if outcome.state == "done":
         run = examine(Path(outcome.run))
-        made = []
-        if isinstance(run, Run):
-            if not outcome.line:
-                work.estimator.finished(step, run, outcome.seconds)
-            made = [evaluation(run, wanted.kind, wanted.data, wanted.settings) for wanted in step.missing]
-        top = [f"{label(one)} {one.top1:.2f} %{DIVERGED * one.diverged}" for one in made if one is not None]
+        if not isinstance(run, Run):
+            say(f"[{step.number}] done, but its folder cannot be read: {run.why}")
+            return None
+        if not outcome.line:
+            work.estimator.finished(step, run, outcome.seconds)
         how = outcome.line or f"in {spoken(outcome.seconds)}"
-        say(f"[{step.number}] done {how}: {', '.join(top) or run.name}")
-        return
+        say(f"[{step.number}] done {how}: {', '.join(_tops(step, run)) or run.name}")
+        return run
     say(f"[{step.number}] {outcome.line if outcome.state == 'stopped' else f'{outcome.state}: {outcome.line}'}")
     if outcome.crashed:
         crashed = lookup(look(work.place.runs), step.job.settings, step.fingerprints.get(step.job.settings.data, ""))
         if crashed is not None:
             note_crash(crashed, outcome.line)
+    return None
+
+
+def _tops(step: Step, run: Run) -> Iterator[str]:
+    """Yield each accuracy that a step measured, at every learning rate, and the rates that diverged."""
+    for wanted in step.missing:
+        for settings in wanted.several:
+            if one := evaluation(run, wanted.kind, wanted.data, settings):
+                yield f"{label(one)} {one.top1:.2f} %{DIVERGED * one.diverged}"
+                if settings == wanted.settings:
+                    yield from (f"{one.name} lr={rate:g} diverged (NaN)" for rate in one.lost)
 
 
 def _stopped(work: Work, step: Step, outcome: Outcome) -> Outcome:
-    """The outcome with a line that says where the run stopped, and what the same command does with it."""
+    """Return the outcome with a line on where the run stopped, and how it continues."""
     if work.place.executor == "ray" and not work.place.shared:
         return replace(outcome, line="stopped on the cluster")
     now, epochs = look_again(step, work.place.runs), step.job.settings.epochs
     if now.epochs_left == epochs:
         where = (
-            "in its first epoch; the same command goes on there"
+            "in its first epoch; the same command continues there"
             if _kept(now)
-            else "before it had a checkpoint, and begins again"
+            else "before its first checkpoint; the same command begins it again"
         )
     elif now.epochs_left:
-        where = f"after {epochs - now.epochs_left} of {epochs} epochs; the same command goes on there"
+        where = f"after {epochs - now.epochs_left} of {epochs} epochs; the same command continues there"
     else:
-        where = f"in its {now.missing[0].name}, which begins again" if now.missing else "when all was measured"
+        where = f"in its {now.missing[0].name}, which begins again" if now.missing else "after its last evaluation"
     killed = f"; it {outcome.line}" if outcome.line else ""
     return replace(outcome, line=f"stopped {where}{killed}")
 
@@ -190,7 +180,7 @@ def _kept(step: Step) -> bool:
 
 
 def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    """Removes the weights of what was done before, which a process may have left that was stopped at its very end."""
+    """Remove weights of runs that were done before: a process that was stopped at its very end may have left them."""
     for step in steps:
         if step.state == "cached" and isinstance(step.run, Run):
             try:
@@ -200,48 +190,15 @@ def _drop_cached(steps: Sequence[Step], say: Callable[[str], None]) -> None:
                 say(f"[{step.number}] keeps its weights: {error}")
 
 
-def _summary(work: Work, ended: Mapping[int, Outcome], asked: Asked, seconds: float) -> dict[str, Any]:
-    def listed(chosen: Sequence[tuple[Step, str]]) -> list[dict[str, Any]]:
-        return [{"number": step.number, "name": step.name, "line": line} for step, line in chosen]
-
-    states = {number: outcome.state for number, outcome in ended.items()}
-    left = [(s, ended[s.number].line if s.number in ended else "not begun") for s in work.due]
-    held = [(s, ended[s.number].line) for s in work.due if states.get(s.number) == "blocked"]
-    return {
-        "runs": len(work.steps),
-        "done": sum(state == "done" for state in states.values()),
-        "cached": sum(step.state == "cached" for step in work.steps),
-        "failed": listed([(s, ended[s.number].line) for s in work.due if states.get(s.number) == "failed"]),
-        "left": listed([(s, line) for s, line in left if states.get(s.number, "stopped") == "stopped"]),
-        "blocked": listed([(s, s.why) for s in work.steps if s.state == "blocked"] + held),
-        "seconds": seconds,
-        "store": work.place.runs,
-        "signal": asked.signal,
-        "code": asked.code,
-    }
-
-
-def _left(found: Mapping[str, Any]) -> str:
-    """What is not done, and how to go on."""
-    count = len(found["left"])
-    if not count:
-        return "all runs had ended"
-    return f"{count} of {found['runs']} runs are left; the same command goes on where they are"
-
-
-def _of(one: Mapping[str, Any]) -> str:
-    return f"[{one['number']}] {one['name']}: {one['line']}"
-
-
 def _time(work: Work, steps: Sequence[Step]) -> str:
     guess = work.estimator.total(steps, work.slots)
     if guess is None:
-        return "time unknown: not all of this has been measured on this device before"
+        return "time unknown: not all of this was measured on this device before"
     return f"about {spoken(guess)} to go, as measured here"
 
 
 def _cells(steps: Sequence[Step]) -> Iterator[str]:
-    """The cells of the paper that runs are for, with the runs: one for each seed."""
+    """Yield the cells of the paper that runs are for, with the numbers of the runs."""
     runs: dict[tuple[str, ...], list[str]] = {}
     for step in steps:
         runs.setdefault(step.cells, []).append(str(step.number))

@@ -15,11 +15,11 @@ from marginlens.runs.config import Pretrain
 from marginlens.settings import MOST, Settings, build
 
 LARGEST = 10_000
-"""Runs of a grid that are looked at, whatever is confirmed: beyond that it is a mistake."""
+"""The most runs of a grid, even with --yes; more is a mistake."""
 
 
 def parse(grids: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of each setting, from texts such as "seed=0|1|2"."""
+    """Return the values of each setting, from texts such as "seed=0|1|2"."""
     axes: dict[str, list[Any]] = {}
     for text in grids:
         name, equals, values = text.partition("=")
@@ -38,12 +38,12 @@ def parse(grids: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def size(axes: Mapping[str, Sequence[Any]]) -> int:
-    """The number of combinations, without making them."""
+    """Count the combinations without making them."""
     return math.prod(len(values) for values in axes.values())
 
 
 def expand(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[Pretrain]:
-    """The settings of every combination: the grid's values, else the base's, else the recipe's."""
+    """Return the settings of every combination: the grid's values, else the base's, else the recipe's."""
     if size(axes) > LARGEST:
         raise ValueError(f"the grid has {size(axes):,} runs, and the most is {LARGEST:,}; make it smaller")
     found: dict[Pretrain, dict[str, Any]] = {}
@@ -57,7 +57,7 @@ def expand(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[P
 
 
 def common(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """All settings that the runs of a grid share, the recipe's too: as a base they give the same runs."""
+    """Return all settings that the runs of a grid share, with the recipe's: as a base they give the same runs."""
     first, *others = (run.model_dump(mode="json") for run in expand(base, axes))
     return {n: v for n, v in first.items() if n not in axes and all(other[n] == v for other in others)}
 
@@ -80,7 +80,7 @@ def _said(chosen: Mapping[str, Any]) -> str:
 
 
 def check_counts(settings: Settings) -> None:
-    """Raise for a count that the record of no run may have: its images and seconds could not be estimated either."""
+    """Raise for a count that is larger than any record allows."""
     for name, value in settings:
         if isinstance(value, int) and value > MOST and name != "seed":
             raise ValueError(f"{name} is {quoted(value)}; the most is {MOST:,}")
@@ -92,7 +92,7 @@ def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
 
 
 def _value(name: str, text: str) -> Any:
-    """Text as `build` takes it: it reads numbers and truth values itself, but not pairs."""
+    """Return a value as `build` takes it: `build` parses numbers and booleans, but not pairs."""
     if get_origin(Pretrain.model_fields[name].annotation) is tuple:
         return tuple(text.replace(",", " ").split()) or ""
     return text

@@ -1,4 +1,4 @@
-"""A plan: every job, what of it is done already, and what is left to do. Making one changes nothing."""
+"""A plan: every job with its state in the store. Making a plan changes nothing."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ State = Literal["cached", "to run", "interrupted", "failed", "blocked"]
 STATES: tuple[State, ...] = ("cached", "to run", "interrupted", "failed", "blocked")
 
 _SAID = ("method", "data", "effect", "seed")
-"""Settings that a job's name has in any case."""
+"""Settings that every job's name has."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A job as the store stands: what is left of it."""
+    """A job, and its state in the store."""
 
     number: int
     name: str
     job: Job
     state: State
-    """interrupted and failed ones go on where they ended; blocked ones cannot be done, and `why` says what to do."""
+    """interrupted and failed continue from their last checkpoint; blocked cannot run, and `why` tells what to do."""
     missing: tuple[Wanted, ...]
     run: Run | Unreadable | None = None
     why: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """Of the data that it asks for, where they are known."""
+    """The fingerprints of its data that are known."""
     cells: tuple[str, ...] = ()
-    """Of the paper, that it is for: "Tab. 2: MoCo/CIFAR10/plain"."""
+    """The cells of the paper that it is for: "Tab. 2: MoCo/CIFAR10/plain"."""
 
     @property
     def due(self) -> bool:
-        """Whether there is something to do that can be done."""
+        """True if the job has work left and is not blocked."""
         return self.state not in ("cached", "blocked")
 
     @property
     def epochs_left(self) -> int:
-        """Epochs of pre-training that are not done."""
+        """The epochs of pre-training that are left."""
         epochs = self.job.settings.epochs
         if not isinstance(self.run, Run):
             return epochs
@@ -69,16 +69,16 @@ class Step:
 
     @property
     def follows(self) -> str:
-        """What follows the pre-training, for the terminal."""
+        """The missing evaluations, for the terminal."""
         return ", ".join(e.name for e in self.missing)
 
     @property
     def left(self) -> Job:
-        """The job without the evaluations that were measured."""
+        """The job without the evaluations that are measured already."""
         return self.job.model_copy(update={"evaluations": self.missing})
 
     def facts(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the step for --json."""
         found: dict[str, Any] = {"number": self.number, "name": self.name, "state": self.state, "why": self.why}
         found |= {"run": str(self.run.path) if self.run else None, "epochs_left": self.epochs_left}
         found |= {"evaluations": [e.name for e in self.missing], "cells": list(self.cells)}
@@ -91,9 +91,9 @@ def make_plan(
     fingerprints: Mapping[str, str],
     held: Sequence[Run | Unreadable] | None = None,
 ) -> list[Step]:
-    """Looks every job up in the store; `fingerprints` of the data that are known, "" for what is not prepared.
+    """Look every job up in the store. `fingerprints` has "" for data that are not prepared.
 
-    `held` by the store, where it has been read already.
+    `held` is the content of the store, if it has been read already.
     """
     held = look(runs) if held is None else held
     named = names(jobs)
@@ -109,13 +109,13 @@ def make_plan(
 
 
 def look_again(step: Step, runs: str | Path) -> Step:
-    """A step as the store stands by now."""
+    """Return a step by the present state of the store."""
     (now,) = make_plan([step.job], runs, step.fingerprints)
     return replace(now, number=step.number, name=step.name, cells=step.cells)
 
 
 def look(runs: str | Path) -> list[Run | Unreadable]:
-    """Return what a store holds; nothing of one that does not exist yet."""
+    """Return the content of a store; [] if it does not exist."""
     folder = expanded(runs)
     try:
         os.stat(folder)
@@ -127,55 +127,58 @@ def look(runs: str | Path) -> list[Run | Unreadable]:
 
 
 def away(steps: Sequence[Step]) -> list[Step]:
-    """The plan for machines that do not see the store: what has weights here cannot go on there."""
+    """Return the plan for machines that do not see the store: a run with weights here cannot continue there."""
     return [_away(step) for step in steps]
 
 
 def counts(steps: Sequence[Step]) -> dict[str, int]:
-    """How many there are of each state."""
+    """Count the steps of each state."""
     found = Counter(step.state for step in steps)
     return {state: found[state] for state in STATES if found[state]}
 
 
 def evenly(jobs: Sequence[Job]) -> list[Job]:
-    """Seed by seed, so that a table fills evenly: the first seed of every cell comes before the second of any."""
+    """Sort by seed, so that a table fills evenly: the first seed of every cell comes before the second of any."""
     return sorted(jobs, key=lambda job: job.settings.seed)
 
 
 def names(jobs: Sequence[Job]) -> list[str]:
-    """A name for each job that tells it from the others: what else differs among them is added, if it was chosen.
-
-    What only follows from the recipe of a method, its data, its epochs and its batch was not.
-    """
+    """Return a name for each job that identifies it: its usual words, and every other setting that differs."""
     values = [job.settings.model_dump(mode="json") for job in jobs]
-    chosen = {name for job in jobs for name in spelled(job.settings)}
-    differ = [n for n in Pretrain.model_fields if n in chosen - {*_SAID} and len({str(v[n]) for v in values}) > 1]
+    differ = [name for name in differing([job.settings for job in jobs]) if name not in _SAID]
     return [
         " ".join([job.name, *(f"{name}={value[name]}" for name in differ)])
         for job, value in zip(jobs, values, strict=True)
     ]
 
 
-def prepared(jobs: Sequence[Job], draw: bool) -> dict[str, str]:
-    """The fingerprint of each data set that jobs ask for; "" where it is not prepared.
+def differing(settings: Sequence[Pretrain]) -> list[str]:
+    """Return the settings that differ, without those that only follow from a recipe."""
+    values = [one.model_dump(mode="json") for one in settings]
+    chosen = {name for one in settings for name in spelled(one)}
+    return [n for n in Pretrain.model_fields if n in chosen and len({str(value[n]) for value in values}) > 1]
 
-    `draw`: a data set that needs no preparing is made if it is not there; otherwise nothing is written.
+
+def prepared(jobs: Sequence[Job], draw: bool) -> dict[str, str]:
+    """Return the fingerprint of each data set of the jobs; "" if it is not prepared.
+
+    `draw` makes a missing data set that is generated; without it nothing is written.
     """
     return {name: _fingerprint(name, draw) for name in dict.fromkeys(name for job in jobs for name in job.data)}
 
 
 def check_known(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
-    """Refuses data of which nothing is known: neither prepared, nor such as can be prepared by that name."""
+    """Raise for data that are neither prepared nor known by name."""
     for name in _asked(steps):
         if not fingerprints[name] and name not in SOURCES:
-            open_data(name)  # says what there is
+            open_data(name)  # its error lists the known names
 
 
 def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> None:
-    """Refuses to begin what lacks its data, and says how to get them, or what its data cannot carry."""
+    """Raise if data of a due step are missing, or do not fit its settings."""
     lacking = [name for name in _asked(steps) if not fingerprints[name]]
     if len(lacking) == 1:
-        open_data(lacking[0])  # says it best
+        open_data(lacking[0])  # its error tells how to prepare them
     if lacking:
         run = " and ".join(f"marginlens data prepare {name}" for name in lacking)
         raise DataError(f"{', '.join(lacking)} are not prepared in {data_store.root()}; run: {run}")
@@ -191,17 +194,18 @@ def check_prepared(steps: Sequence[Step], fingerprints: Mapping[str, str]) -> No
 
 
 def _asked(steps: Sequence[Step]) -> list[str]:
-    """The data that what is due needs, each once."""
+    """Return the data of the due steps, each once."""
     return list(dict.fromkeys(name for step in steps if step.due for name in step.left.data))
 
 
 def _away(step: Step) -> Step:
     if not step.due or not isinstance(step.run, Run):
         return step
-    if not step.run.weights:  # nothing to go on from: it is begun anew
+    if not step.run.weights:  # nothing to continue from
         return replace(step, state="to run", why="")
     what = "the weights that it needs are" if step.run.state == "complete" else "it was begun"
-    why = f"{what} in {step.run.path}, which the cluster does not see; go on with --executor local, or prune it"
+    todo = "continue with --executor local, or remove it with marginlens runs prune"
+    why = f"{what} in {step.run.path}, which the cluster does not see; {todo}"
     return replace(step, state="blocked", why=f"{step.why}; {why}" if step.why else why)
 
 
@@ -213,7 +217,7 @@ def _fingerprint(name: str, draw: bool) -> str:
 
 
 def _unmeasured(run: Run | None, wanted: Wanted, fingerprints: Mapping[str, str]) -> list[Settings]:
-    """Return what is not in the store of an evaluation and of those beside it; its own rate though it was lost."""
+    """Return the settings of an evaluation, and of those beside it, that have no record in the store."""
     if run is None or (run.state == "running" and not run.complete):
         return wanted.several
     data = fingerprints.get(wanted.data, "")
@@ -225,7 +229,7 @@ def _unmeasured(run: Run | None, wanted: Wanted, fingerprints: Mapping[str, str]
 def _in_its_place(
     held: Sequence[Run | Unreadable], job: Job, fingerprints: Mapping[str, str]
 ) -> Run | Unreadable | None:
-    """Return what has the folder of a job's run, is not that run, and is not about to become it."""
+    """Return a folder that has the name of a job's run, but holds another or a damaged one."""
     data = fingerprints.get(job.settings.data, "")
     if not data:
         return None

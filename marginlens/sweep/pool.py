@@ -1,4 +1,4 @@
-"""Jobs on this machine, each in a process of its own: started, listened to, asked to end, killed if it does not."""
+"""Run jobs on this machine, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from marginlens.sweep.worker import GRACE
 
 WORKER = (sys.executable, "-m", "marginlens.sweep.worker")
 Ending = Literal["done", "failed", "stopped", "blocked"]
-"""blocked: another process holds the run."""
+"""blocked: another process has locked the run."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Outcome:
     number: int
     state: Ending
     line: str
-    """Why, where it is not done by us."""
+    """The reason, unless this command did the job."""
     seconds: float
     run: str = ""
-    """Its folder, where it is done."""
+    """Its folder, if it is done."""
     crashed: bool = False
-    """Whether it could say nothing itself."""
+    """True if the process died without an answer."""
 
 
 class Child:
-    """One worker process. `ask` and `kill` may come at any time; `outcome` is there when it has ended.
+    """One worker process. `ask` and `kill` may be called at any time, `outcome` once it is free or has ended.
 
-    With `again` it does not end when its job is done: it is then `free`, has an `outcome`, and can be given another.
+    With `again` the process stays after its job: it is then `free`, and `give` gives it another.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Child:
     ) -> None:
         self.again, self.asked_at = again, 0.0
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        # a session of its own: Ctrl-C in the terminal is for the parent, which passes it on once
+        # a session of its own, because the parent passes Ctrl-C on, once
         self.process = subprocess.Popen(WORKER, start_new_session=True, env=os.environ | dict(environment), **pipes)
         self._ends = [self._pipe("stdout"), self._pipe("stderr")]
         self._held = dict.fromkeys(self._ends, b"")
@@ -70,29 +70,29 @@ class Child:
         self.give(number, job, where)
 
     def give(self, number: int, job: Job, where: Where) -> None:
-        """Has it do a job: its first, or another when it is free."""
+        """Send a job: the first, or another when the process is free."""
         self.number, self.begin = number, time.monotonic()
         self._answer: dict[str, Any] = {}
         request: dict[str, Any] = {"version": marginlens.__version__, "job": job.model_dump(mode="json")}
         request |= {"where": where.model_dump(mode="json"), "again": self.again}
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and its outcome says so
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and its outcome tells
             os.write(self._pipe("stdin"), json.dumps(request).encode() + b"\n")
 
     @property
     def ended(self) -> bool:
-        """Whether it is no longer there; what it said before may still be unheard."""
+        """True if the process has ended; some of its lines may still be unread."""
         return self.process.poll() is not None
 
     @property
     def free(self) -> bool:
-        """Whether it has done its job, as `lines` has heard, and waits for another."""
+        """True if `lines` has read that the job is done, and the process waits for another."""
         return bool(self._answer.get("again")) and not self.asked_at
 
     def lines(self) -> list[str]:
-        """What it has said on standard error since the last time, in whole lines.
+        """Return the whole lines on standard error since the last call.
 
-        Standard output is read first. The worker answers there when all that it had to say of its job is in the other
-        pipe, so whoever has read the answer finds the rest there, and no line is taken for one of the next job.
+        Standard output is read first. The worker answers there after its last line on standard error, so all lines of
+        a job are read with its answer, and none is taken for one of the next job.
         """
         for end in self._ends:
             self._held[end] += _available(end)
@@ -100,12 +100,12 @@ class Child:
         *whole, rest = self._held[error].split(b"\n")
         if self._held[answer].endswith(b"\n"):
             self._answer, self._held[answer] = _parsed(self._held[answer]), b""
-            whole, rest = [*whole, *([rest] if rest else [])], b""  # a last line that it did not end
+            whole, rest = [*whole, *([rest] if rest else [])], b""  # a last line without a newline
         self._held[error] = rest
         return [line.decode(errors="replace") for line in whole]
 
     def ask(self, grace: float = GRACE) -> None:
-        """Asks it to end, once; kills it when it has not after the grace."""
+        """Ask the process to end, once; kill it after the grace."""
         now = time.monotonic()
         if not self.asked_at:
             self.asked_at = now
@@ -116,12 +116,12 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """Ends it and what it started, now."""
+        """Kill the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> int:
-        """Ends it, if it has not ended, and what it started and left; its exit code."""
+        """Kill the process and its children if they are still there; return the exit code."""
         self.kill()
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -131,7 +131,7 @@ class Child:
         return code
 
     def outcome(self) -> Outcome:
-        """How its job ended, once it is free or has ended."""
+        """Return how the job ended; the process must be free or have ended."""
         exited = 0 if self.free else self.close()
         seconds, found = time.monotonic() - self.begin, self._answer
         if not found:
@@ -139,20 +139,20 @@ class Child:
         state: Ending = "done" if found["code"] == 0 else "failed"
         state = "blocked" if found["code"] == InUse.code else state
         state = "stopped" if found["code"] > 128 and self.asked_at else state
-        # where it stopped is in its folder; what it says itself is for whoever runs it alone
+        # the folder tells where it stopped; its own line is meant for a command that runs it alone
         return Outcome(self.number, state, "" if state == "stopped" else found["line"], seconds, found["run"])
 
     def _silent(self, code: int, seconds: float) -> Outcome:
-        """Of one that was killed, or never came to do its job."""
+        """Return the outcome of a process that gave no answer."""
         if self.asked_at:
-            return Outcome(self.number, "stopped", "did not end when it was asked to, and was killed", seconds)
+            return Outcome(self.number, "stopped", "did not end when asked, and was killed", seconds)
         if code >= 0:
             last = self._held[self._ends[1]].decode(errors="replace").strip()
             why = f"its process ended with exit code {code} and said nothing: {last}"
         else:
             name = signal.Signals(-code).name
-            memory = ", perhaps by the system for want of memory" if code == -signal.SIGKILL else ""
-            why = f"its process was ended by {name}{memory}; the same command goes on from its last checkpoint"
+            memory = ", perhaps by the system because memory ran out" if code == -signal.SIGKILL else ""
+            why = f"its process was ended by {name}{memory}; the same command continues from its last checkpoint"
         return Outcome(self.number, "failed", why, seconds, crashed=True)
 
     def _pipe(self, name: str) -> int:
@@ -161,19 +161,19 @@ class Child:
 
     @property
     def ears(self) -> list[int]:
-        """What to wait for."""
+        """The pipes to wait for."""
         return self._ends
 
 
 def wait(children: Sequence[Child], seconds: float) -> None:
-    """Until one of them says something, at most so long."""
+    """Wait until a child writes a line, at most `seconds`."""
     ready, _, _ = select([end for child in children for end in child.ears], [], [], seconds)
     if ready:
-        time.sleep(min(seconds, 0.02))  # lines come in bunches, and one that has closed its pipes is always ready
+        time.sleep(min(seconds, 0.02))  # lines come in bunches, and a closed pipe is always ready
 
 
 def _parsed(answer: bytes) -> dict[str, Any]:
-    """What a worker answered, or nothing, where that is no answer."""
+    """Parse a worker's answer; {} if it is not JSON."""
     try:
         found: dict[str, Any] = json.loads(answer)
     except ValueError:
@@ -201,22 +201,22 @@ class Slot:
     """A place for one job at a time."""
 
     device: str
-    """As `choose_device` takes it, inside the worker."""
+    """The device as `choose_device` takes it in the worker."""
     environment: dict[str, str]
     index: int = 0
-    """Of its GPU, as this process counts them."""
+    """The index of its GPU in this process."""
 
 
 def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
-    """Places on the GPUs that `device` names, so many on each, or on the CPU, which they share."""
+    """Return the slots: `per_gpu` on each GPU that `device` names, or `at_once` that share the CPU."""
     kind = choose_device(device.partition(":")[0]).type
     if kind == "cpu":
         if per_gpu > 1:
-            raise ValueError(f"--per-gpu is {per_gpu}, and this runs on the CPU; give --at-once")
+            raise ValueError(f"--per-gpu is {per_gpu}, but this runs on the CPU; give --at-once")
         threads = max(1, torch.get_num_threads() // at_once)
         return [Slot("cpu", {"OMP_NUM_THREADS": str(threads)})] * at_once
     if at_once > 1:
-        raise ValueError(f"--at-once is {at_once}, which is for the CPU, and this runs on GPUs; give --per-gpu")
+        raise ValueError(f"--at-once is {at_once}, but this runs on GPUs; give --per-gpu")
     count = torch.cuda.device_count()
     index = device.partition(":")[2]
     if index and not (index.isdecimal() and len(index) <= 4 and int(index) < count):
@@ -224,12 +224,12 @@ def make_slots(device: str, per_gpu: int = 1, at_once: int = 1) -> list[Slot]:
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     gpus = named[:count] or [str(i) for i in range(count)]
     chosen = [int(index)] if index else range(count)
-    # GPU by GPU, so that a few jobs spread over all of them
+    # the first slot of every GPU comes before the second of any, because few jobs should spread
     return [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpus[i]}, i) for _ in range(per_gpu) for i in chosen]
 
 
 def device_name(slots: Sequence[Slot]) -> str:
-    """What runs in these slots will record as their device."""
+    """Return the device that runs in these slots will record."""
     if slots[0].device == "cpu":
         return cpu_name(slots[0].environment["OMP_NUM_THREADS"])
     return torch.cuda.get_device_name(slots[0].index)
@@ -243,11 +243,10 @@ def run_local(
     say: Callable[[str], None],
     grace: float = GRACE,
 ) -> Iterator[Outcome]:
-    """Does the steps in their order, and yields how each ended; those that were not begun when `ending` are left.
+    """Run the steps in order, and yield how each ended. No step begins once `ending` is true.
 
-    A slot keeps its worker, which has started up and found the fastest algorithms, for the next step; unless its step
-    ended in any way but done. A step that another process holds is looked at again when the others have ended. Whatever
-    ends this, its children end with it.
+    A slot keeps its worker for the next step, unless its step was not done: it has already compiled kernels and chosen
+    algorithms. A step that another process has locked is tried again after the others. Children end with this call.
     """
     waiting, held = deque(steps), set[int]()
     free: list[tuple[Slot, Child | None]] = [(slot, None) for slot in slots]
@@ -270,7 +269,7 @@ def run_local(
                 for child in running:
                     child.ask(grace)
             for child in list(running):
-                ended = child.ended  # asked before its lines are read: its last ones are among them
+                ended = child.ended  # before its lines are read, so that the last ones are among them
                 for line in child.lines():
                     say(f"[{child.number}] {line}")
                 if ended or child.free:
@@ -280,7 +279,7 @@ def run_local(
                     if child.free and not waiting:
                         child.close()
                     if outcome.state == "blocked" and step.number not in held:
-                        say(f"[{step.number}] comes last: {outcome.line}")
+                        say(f"[{step.number}] is tried again at the end: {outcome.line}")
                         held.add(step.number)
                         waiting.append(step)
                     else:
@@ -293,7 +292,7 @@ def run_local(
 
 
 def _begun(step: Step, where: Where, slot: Slot, worker: Child | None) -> Child:
-    """The step's child: the worker that the slot has kept, or a new one."""
+    """Start a step in the worker that the slot has kept, or in a new one."""
     own = where.model_copy(update={"device": slot.device, "fingerprints": dict(step.fingerprints)})
     if worker is not None and worker.ended:  # killed while it waited
         worker.close()
@@ -305,7 +304,7 @@ def _begun(step: Step, where: Where, slot: Slot, worker: Child | None) -> Child:
 
 
 def _meanwhile(step: Step) -> Outcome:
-    """Of a step that another process held: it has done it, or it still holds it."""
+    """Return the outcome of a step that another process has done, or still has locked."""
     if step.state == "cached" and step.run is not None:
         return Outcome(step.number, "done", "by another process", 0.0, str(step.run.path))
     return Outcome(step.number, "blocked", step.why, 0.0)

@@ -24,7 +24,7 @@ NEW, HELD = ".new", ".held"
 _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 """The names that `mkdtemp` makes of the prefix."""
 _ABANDONED = 3600.0
-"""Seconds after which an empty folder is nobody's: its maker puts the lock file there at once."""
+"""Seconds after which an empty folder is abandoned: its maker puts the lock file there at once."""
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock file last: what a kill in between leaves is then still known as ours."""
+    """Remove a folder, its lock file last: a folder that a kill leaves half removed is then still recognised."""
     with os.scandir(folder) as inside:
         others = [item for item in inside if item.name not in (NEW, HELD)]
     for item in others:

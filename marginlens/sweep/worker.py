@@ -1,10 +1,10 @@
-"""`python -m marginlens.sweep.worker`: does jobs, each of which comes as a line of JSON on standard input.
+"""`python -m marginlens.sweep.worker`: run jobs that come as lines of JSON on standard input.
 
-How a job ended is one line of JSON on standard output; what is said while it is done goes to standard error, all of it
-before that line. A request that says `again` keeps the process for another job: on a GPU it is long before a new one
-has compiled kernels and chosen algorithms. Not after a job that failed or was stopped: nobody knows what that left
-behind. The end of standard input asks it to stop: it comes when the parent wants so, and also when the parent is no
-longer there. A scratch folder that the parent left is then removed, since nobody will read it.
+The answer to a job is one line of JSON on standard output. Progress goes to standard error, all of it before the
+answer. A request with `again` keeps the process for another job, because a new process on a GPU first compiles kernels
+and chooses algorithms. After a job that failed or was stopped, the process ends in any case: its state is unknown. The
+end of standard input asks the worker to stop; it comes when the parent wants so, or is gone. The worker then removes a
+scratch folder that the parent left.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from marginlens.output import mute
 from marginlens.sweep import scratch
 
 GRACE = 60.0
-"""Seconds that a worker has to write a checkpoint when it was asked to end."""
+"""Seconds to write a checkpoint after being asked to end."""
 
 
 def main() -> int:
-    """Does jobs while they come, and returns the last one's exit code."""
+    """Run jobs while they come, and return the exit code of the last."""
     out = os.dup(1)
-    os.dup2(2, 1)  # whatever prints, prints to standard error
+    os.dup2(2, 1)  # because standard output is for answers
     sys.stdout = sys.stderr = _Unheard(os.fdopen(2, "wb", closefd=False), line_buffering=True)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # outside of a job: an answer is not to be lost
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # outside of a job, because an answer must not get lost
     requests: SimpleQueue[bytes] = SimpleQueue()
     ended, code = threading.Event(), 2
     folders: set[Path] = set()
@@ -53,7 +53,7 @@ def main() -> int:
             code = int(found["code"])
             found["again"] = bool(request.get("again")) and not code and _let_go()
             sys.stderr.flush()
-            with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+            with contextlib.suppress(BrokenPipeError):  # the parent is gone
                 os.write(out, json.dumps(found).encode() + b"\n")
             if not found["again"]:
                 break
@@ -63,22 +63,22 @@ def main() -> int:
 
 
 def _discard(folders: Iterable[Path], *, mine: bool = False) -> None:
-    """Remove scratch folders whose parent is gone; one that lives holds their lock, and reads the records."""
+    """Remove scratch folders whose parent is gone; a live parent holds their lock."""
     for folder in folders:
         scratch.discard(folder, mine=mine)
 
 
 def _perform(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
-    """Does a job, or as much of it as SIGTERM lets it."""
+    """Run a job until it is done or SIGTERM comes."""
     try:
         with _stoppable(ended):
             return _attempt(request, ended)
     except (KeyboardInterrupt, _Stop):
-        return {"code": 143, "run": "", "line": "stopped; the same command goes on where it was"}
+        return {"code": 143, "run": "", "line": "stopped; the same command continues there"}
 
 
 def _attempt(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
-    """The run's folder, or one line that says why there is none to look at, and an exit code."""
+    """Run a job; return its folder and exit code 0, or a line that says why it failed and another code."""
     _name_part("")
     try:
         from marginlens import __version__
@@ -92,57 +92,54 @@ def _attempt(request: dict[str, Any], ended: threading.Event) -> dict[str, Any]:
         parts = iter([e.name for e in job.evaluations])
 
         def between() -> bool:
-            """Asked before each evaluation: what is said from here on is of that one."""
+            """Name the evaluation that begins, and return True if the job must stop before it."""
             _name_part(next(parts, ""))
             return ended.is_set()
 
         _name_part("pre-training")
-        with torch.random.fork_rng(devices=[]):  # the next job finds the generator as a new process does
+        with torch.random.fork_rng(devices=[]):  # the next job starts with the generator of a new process
             path = perform(job, where, between)
         return {"code": 0, "run": str(path), "line": ""}
     except ValueError as error:
         return {"code": getattr(error, "code", 2), "run": "", "line": str(error)}
     except Exception as error:
-        if isinstance(code := getattr(error, "code", None), int):  # a run that stopped, and says why
+        if isinstance(code := getattr(error, "code", None), int):  # a `Stopped`, which has a line for the user
             return {"code": code, "run": "", "line": str(error)}
         traceback.print_exc()
         return {"code": 1, "run": "", "line": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def _let_go() -> bool:
-    """Frees what the job held, also of the GPU; whether this process can do another."""
-    gc.collect()  # what refers to itself, and with it captured graphs, which hold memory of their own
+    """Free the memory of a job, also on the GPU; return True if this process can run another."""
+    gc.collect()  # cycles, and with them captured graphs, which hold memory
     if not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was used, and every job makes new streams
+        torch._C._cuda_clearCublasWorkspaces()  # one per stream, and every job makes new streams
         torch.cuda.empty_cache()
-    except RuntimeError:  # the job is done, whatever came after it
+    except RuntimeError:  # the job itself is done
         traceback.print_exc()
         return False
     return True
 
 
 def _check_data(names: Sequence[str], fingerprints: Mapping[str, str]) -> None:
-    """Refuses data that are not prepared, or are others than the plan's: the run would not be the one asked for.
-
-    Those of the evaluations too, and before hours of pre-training that they would follow.
-    """
+    """Raise if a data set of the job or its evaluations is missing or differs from the plan's."""
     from marginlens.data.prepare import open_data
 
     for name in names:
         if fingerprints.get(name, "") not in ("", open_data(name).fingerprint):
             raise ValueError(
-                f"{name} has another content here than where the run was planned; prepare the same on both"
+                f"{name} differs from the data where the run was planned; prepare the same data on both machines"
             )
 
 
 class _Unheard(io.TextIOWrapper):
-    """Standard error that may break: a run whose parent is gone has a checkpoint to write, and not to die of a line."""
+    """Standard error that may break: a run whose parent is gone must still write its checkpoint."""
 
     part = ""
-    """Of the job, which is said before an epoch: those of all parts look alike."""
+    """The part of the job, written before its epochs: lines of all parts look alike."""
 
     def write(self, text: str) -> int:
         with mute(self):
@@ -160,7 +157,7 @@ def _name_part(name: str) -> None:
 
 
 class _Stop(BaseException):
-    """A signal outside of pre-training, which takes its signals itself."""
+    """A signal outside of pre-training, which handles its own signals."""
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -169,10 +166,10 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def _stoppable(ended: threading.Event) -> Iterator[None]:
-    """SIGTERM stops what is done in here, and one that came too early for that does, too."""
+    """Let SIGTERM stop the block, also if it came just before."""
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        if ended.is_set():  # which is said before the signal: one of both is seen
+        if ended.is_set():  # the event is set before the signal, so at least one is observed
             raise _Stop
         yield
     finally:
@@ -180,7 +177,7 @@ def _stoppable(ended: threading.Event) -> Iterator[None]:
 
 
 def _watch(requests: SimpleQueue[bytes], ended: threading.Event, folders: set[Path]) -> None:
-    """Passes on what is asked for. At its end stops this process as SIGTERM would; for good after the grace."""
+    """Pass requests on. At the end of standard input, stop this process by SIGTERM; after the grace, exit."""
     with open(0, "rb", buffering=0, closefd=False) as asked:
         for line in asked:
             requests.put(line)

@@ -53,6 +53,23 @@ def pretend(monkeypatch, tmp_path):
     return pretended
 
 
+@pytest.fixture
+def tops(monkeypatch):
+    """Makes pretended evaluations have this top-1, and more."""
+
+    def given(top1, **more):
+        def changed(done, runs, **words):
+            run = made(done, runs, **words)
+            for path in (run.path / "evaluations").iterdir():
+                path.write_text(json.dumps(json.loads(path.read_text()) | {"top1": top1(done.settings)} | more))
+            return run
+
+        monkeypatch.setitem(globals(), "made", changed)
+
+    made = globals()["made"]
+    return given
+
+
 def refused(capsys, *words, code=2):
     with pytest.raises(SystemExit) as caught:
         main(list(words))
@@ -78,6 +95,68 @@ def test_a_sweep_runs_each_once_seed_by_seed(pretend, capsys):
     assert "4 cached" in out
     assert "2 to run; about" in out
     assert "1 of 2 runs ended; about" in err
+
+
+def test_a_sweep_ends_with_means_over_seeds(pretend, capsys, tops):
+    tops(lambda settings: 60.0 + settings.seed + (settings.effect != "plain"))
+    pretend(*SWEEP)
+    out = capsys.readouterr().out
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "±" in line and "│" in line
+    ]
+    assert rows == [["plain", "2", "60.50 ± 0.71"], ["emphasis(s=5)", "2", "61.50 ± 0.71"]]
+    assert "mean ± sample standard deviation over seeds" in out
+    assert "diverged" not in out
+    found = _json(pretend, capsys, *SWEEP, "--json")
+    assert found["means"][1] == {
+        "settings": {"effect": "emphasis(s=5)"},
+        "seeds": [0, 1],
+        "evaluations": {"probe": {"mean": 61.5, "std": pytest.approx(0.5**0.5), "seeds": 2, "diverged": 0}},
+    }
+    assert "means" not in _json(pretend, capsys, *SWEEP, "--dry-run", "--json")
+
+
+def test_a_grid_of_seeds_alone_is_one_point(pretend, capsys):
+    words = (*SWEEP[:-4], "--grid", "seed=0|1", "--beside", "3")
+    (point,) = _json(pretend, capsys, *words, "--json")["means"]
+    assert (point["settings"], list(point["evaluations"])) == ({"effect": "plain"}, ["probe", "probe lr=3"])
+    assert point["evaluations"]["probe lr=3"]["seeds"] == 2
+
+
+def test_reproduce_ends_with_means_too(pretend, capsys):
+    words = ("reproduce", "tab2", "--only", "MoCo/CIFAR10/p*", "--dataset", "shapes", "--seeds", "2")
+    found = _json(pretend, capsys, *words, "--json")["means"]
+    assert [point["settings"]["effect"] for point in found] == ["plain", "emphasis(s=20)", "emphasis(s=20, c=0.7)"]
+    assert {point["evaluations"]["probe"]["seeds"] for point in found} == {2}
+
+
+def test_a_seed_that_failed_is_missing_in_its_mean(pretend, capsys):
+    pretend.fails = {3: "killed"}
+    with pytest.raises(SystemExit):
+        pretend(*SWEEP)
+    assert "50.00 (1 of 2 seeds)" in capsys.readouterr().out
+
+
+def test_probes_that_diverged_are_told_while_and_after(pretend, capsys, tops):
+    tops(lambda settings: 10.0, loss=669424.0)
+    pretend(*SWEEP)
+    out, err = capsys.readouterr()
+    assert err.count("probe on shapes 10.00 % (diverged)") == 4
+    assert out.count("10.00 ± 0.00 (2 diverged)") == 2
+    assert "4 evaluations diverged: the layer ended worse than guessing" in out
+    assert "--beside 0.1 0.3" in out
+    found = _json(pretend, capsys, *SWEEP, "--json")  # measured before
+    assert [point["evaluations"]["probe"]["diverged"] for point in found["means"]] == [2, 2]
+
+
+def test_rates_that_diverged_to_nan_are_told(pretend, capsys, tops):
+    tops(lambda settings: 50.0, lost=[30.0])
+    pretend(*SWEEP[:-4], "--grid", "seed=0", "--beside", "3")
+    err = capsys.readouterr().err
+    assert (
+        "done in 1 s: probe on shapes 50.00 %, probe on shapes lr=30 diverged (NaN), probe on shapes lr=3 50.00 %"
+        in err
+    )
 
 
 def test_rates_that_are_asked_for_later_follow_and_the_weights_stay_until_then(pretend, capsys, tmp_path):
@@ -164,9 +243,9 @@ def test_a_dry_run_lists_the_cells(pretend, capsys):
 @pytest.mark.parametrize(
     ("there", "line", "said"),
     [
-        (None, "", "stopped before it had a checkpoint, and begins again"),
-        ({"epochs": 0, "complete": False}, "", "stopped in its first epoch; the same command goes on there"),
-        ({"epochs": 1, "complete": False}, "", "stopped after 1 of 2 epochs; the same command goes on there"),
+        (None, "", "stopped before its first checkpoint; the same command begins it again"),
+        ({"epochs": 0, "complete": False}, "", "stopped in its first epoch; the same command continues there"),
+        ({"epochs": 1, "complete": False}, "", "stopped after 1 of 2 epochs; the same command continues there"),
         ({"epochs": 1, "complete": False}, "was killed", "stopped after 1 of 2 epochs; .* there; it was killed"),
         ({"probe": False}, "", "stopped in its probe, which begins again"),
     ],
@@ -188,7 +267,7 @@ def test_a_stop_says_where_and_once_what_is_left(capsys, tmp_path, monkeypatch, 
     assert caught.value.code == 130
     out, err = capsys.readouterr()
     assert re.search(rf"^\[1\] {said}$", err, re.MULTILINE), err
-    assert (out + err).count("2 of 3 runs are left; the same command goes on where they are") == 1
+    assert (out + err).count("2 of 3 runs are left; the same command continues them") == 1
     assert re.search(r"0 runs done in .*, 0 done before, 1 failed, 2 left, all in runs", out)
     assert "2 of 3 runs ended" not in err
 
@@ -311,7 +390,7 @@ def test_the_time_limit_ends_with_what_is_left(pretend, capsys):
     out = capsys.readouterr().out
     assert 0 < len(pretend.performed) < 4
     left = 4 - len(pretend.performed)
-    assert f"{left} of 4 runs are left; the same command goes on where they are" in out
+    assert f"{left} of 4 runs are left; the same command continues them" in out
 
 
 def test_many_runs_are_confirmed(pretend, capsys, monkeypatch):

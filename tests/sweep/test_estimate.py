@@ -52,6 +52,61 @@ def test_what_was_never_measured_is_unknown(tmp_path):
     assert Estimator(scan(tmp_path), DEVICE, "graph").guess(known) is None
 
 
+def test_a_rate_of_other_data_tells_nothing(tmp_path):
+    """Neither of training, nor of a probe, nor of a transfer: other data have other images and other augmentation."""
+    made(job(data="cifar10", epochs=4), tmp_path, rate=64.0, probe_seconds=10.0)
+    alone, probed, transferred = steps_of(
+        [job(probe=False, epochs=4), job(epochs=4), job("shapes", data="cifar10", probe=False, epochs=4)], tmp_path
+    )
+    found = estimator(tmp_path)
+    assert [found.guess(step) for step in (alone, probed, transferred)] == [None] * 3
+    assert found.total([alone]) is None
+    (same,) = steps_of([job(data="cifar10", epochs=8, seed=1)], tmp_path)
+    assert found.guess(same) == pytest.approx(8 * TRAIN / 64.0 + 10.0)
+
+
+def test_a_start_is_added_and_scales_nothing(tmp_path):
+    """A short run takes 57 times its rate to start up; a run of fifty times its length does not."""
+    jobs = [job(epochs=2), job(epochs=100), job(epochs=4, batch=32, probe=False)]
+    steps = steps_of(jobs, tmp_path)
+    found = estimator(tmp_path)
+    run = made(jobs[0], tmp_path, rate=128.0, probe_seconds=1.0)
+    raw = 2 * TRAIN / 128.0 + 1.0
+    found.finished(steps[0], examine(run.path), 57 * raw)
+    assert found.guess(steps[1]) == pytest.approx(100 * TRAIN / 128.0 + 1.0 + 56 * raw)
+    assert found.guess(steps[2]) is None
+
+
+def test_a_rate_of_a_few_images_tells_nothing_of_all(tmp_path):
+    made(job(probe=False, epochs=4, limit=64), tmp_path, rate=2.0)
+    few, every = steps_of([job(probe=False, limit=64), job(probe=False)], tmp_path / "other")
+    assert estimator(tmp_path).guess(few) == pytest.approx(2 * 64 / 2.0)
+    assert estimator(tmp_path).guess(every) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "about", "asked", "known"),
+    [
+        ("graph", "graph", "auto", True),
+        ("eager", "eager (as asked)", "auto", False),
+        ("eager", "eager (fp16 scales its loss as it goes)", "auto", True),
+        ("eager", "eager (as asked)", "eager", True),
+        ("graph", "graph", "eager", False),
+    ],
+)
+def test_a_rate_is_of_the_engine_that_would_be_used(tmp_path, engine, about, asked, known):
+    made(job(probe=False), tmp_path, device="NVIDIA H200", engine=engine, engine_about=about)
+    (step,) = steps_of([job(probe=False, seed=1)], tmp_path)
+    assert (Estimator(scan(tmp_path), "NVIDIA H200", asked).guess(step) is not None) is known
+
+
+@pytest.mark.parametrize("other", [{"size": 16}, {"amp": "off"}, {"symmetric": True}])
+def test_a_rate_is_of_the_same_settings(tmp_path, other):
+    made(job(epochs=4), tmp_path)
+    (step,) = steps_of([job(epochs=4, **other)], tmp_path)
+    assert estimator(tmp_path).guess(step) is None
+
+
 def test_the_newest_run_tells(tmp_path):
     made(job(epochs=4), tmp_path, rate=64.0)
     made(job(epochs=4, seed=1), tmp_path, rate=256.0, time="2026-06-01T00:00:00Z")

@@ -148,7 +148,7 @@ def test_others_go_on_when_one_fails(fake):
     found = list(fake(CRASHES, SILENT, FULL, FINE))
     assert [o.state for o in found] == ["failed", "failed", "failed", "done"]
     assert [o.crashed for o in found] == [True, True, False, False]
-    assert "ended by SIGKILL, perhaps by the system for want of memory" in found[0].line
+    assert "ended by SIGKILL, perhaps by the system because memory ran out" in found[0].line
     assert "exit code 1 and said nothing" in found[1].line
     assert found[2].line.startswith("no space left")
 
@@ -156,7 +156,7 @@ def test_others_go_on_when_one_fails(fake):
 def test_one_in_use_comes_last(fake):
     found = list(fake(LOCKED, FINE, FINE))
     assert [(o.number, o.state) for o in found] == [(2, "done"), (3, "done"), (1, "done")]
-    assert "[1] comes last: x is in use by process 1; wait for it" in fake.lines
+    assert "[1] is tried again at the end: x is in use by process 1; wait for it" in fake.lines
 
 
 def test_two_in_use_come_last_though_both_were_found_at_once(fake, monkeypatch):
@@ -358,7 +358,7 @@ def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
     request = {"version": marginlens.__version__, "job": job().model_dump(mode="json")}
     where = Where(runs=str(tmp_path), fingerprints={"shapes": "0" * 64}).model_dump(mode="json")
     found = worker._perform(request | {"where": where}, threading.Event())
-    assert (found["code"], "shapes has another content here" in found["line"]) == (2, True)
+    assert (found["code"], "shapes differs from the data" in found["line"]) == (2, True)
     found = worker._perform(request | {"where": where, "version": "0"}, threading.Event())
     assert (found["code"], "0 where the run was planned" in found["line"]) == (2, True)
     assert list(tmp_path.iterdir()) == []
@@ -370,7 +370,7 @@ def test_data_of_evaluations_are_looked_at_before_pre_training(tmp_path, monkeyp
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     shutil.copytree(data_root, tmp_path / "data")
     store.write("cifar10", few, shapes.CLASSES, tmp_path / "data")
-    for other, said in (("cifar10", "cifar10 has another content here"), ("cifar100", "cifar100 is not prepared")):
+    for other, said in (("cifar10", "cifar10 differs from the data"), ("cifar100", "cifar100 is not prepared")):
         request = {"version": marginlens.__version__, "job": job(other).model_dump(mode="json")}
         where = Where(runs=str(tmp_path / "runs"), fingerprints={"cifar10": "0" * 64}).model_dump(mode="json")
         found = worker._perform(request | {"where": where}, threading.Event())

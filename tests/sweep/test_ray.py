@@ -87,7 +87,7 @@ def test_a_node_dies_and_every_run_completes_once(cluster, tmp_path):
     cluster.remove_node(cluster.second, allow_graceful=False)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "was lost with its node; begun again (1 of 2)" in err
+    assert "was lost with its node; retry (1 of 2)" in err
     assert json.loads(out)["done"] == RUNS
     found = scan(runs)
     assert [(entry.state, entry.epochs_done) for entry in found] == [("complete", EPOCHS)] * RUNS
