@@ -60,7 +60,8 @@ def settings_grid(gathered: Gathered) -> Grid:
     if count := gathered.diverged:
         note += (
             f" {count} evaluation{'s' * (count > 1)} diverged: the layer ended worse than guessing, so the number says "
-            "nothing of the backbone. Lower the probe's learning rate, for example with --beside 0.1 0.3."
+            "nothing of the backbone. Lower the probe's learning rate, for example with --beside 0.1 0.3, or give it "
+            "more epochs."
         )
     return Grid("settings", "Runs by setting", note, head, rows)
 
@@ -92,9 +93,9 @@ def _of(group: Sequence[Run], tops: dict[str, Tops], name: str) -> list[Top]:
 
 
 def _rank(column: str) -> tuple[int, str]:
-    """Sort columns: the headline, other evaluations, nearest neighbours, evaluations by other settings, the loss."""
-    order = [evals.HEADLINE, "", evals.titles()["knn"], "(", "loss"]
-    return order.index(column if column in order else "(" if "(" in column else ""), column
+    """Sort columns: the headline, other evaluations, nearest neighbours, the loss."""
+    last = [evals.titles()["knn"], "loss"]
+    return (last.index(column) + 2 if column in last else not column.startswith(evals.HEADLINE)), column
 
 
 def _tops(run: Run, several: Collection[str]) -> Tops:

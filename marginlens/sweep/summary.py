@@ -108,8 +108,9 @@ def means_table(found: Sequence[Mapping[str, Any]], console: Console) -> str:
     numbers = [number for point in found for number in point["evaluations"].values()]
     if diverged := sum(number["diverged"] for number in numbers):
         lines.append(
-            f"{diverged} evaluation{'s' * (diverged > 1)} diverged: the layer ended worse than guessing, so the "
-            "accuracy says nothing of the backbone. Try lower learning rates: --beside 0.1 0.3"
+            f"{diverged} evaluation{'s' * (diverged > 1)} diverged: the layer ended worse than guessing, "
+            "so the accuracy says nothing of the backbone. Try lower learning rates (--beside 0.1 0.3) or more "
+            "epochs (--probe-epochs)."
         )
     return "\n".join(lines)
 
