@@ -62,8 +62,8 @@ def report(
         paper: Show every table of the paper, also tables and rows without a run.
         markdown: Write the Markdown tables to this file instead of OUT/tables.md.
         latex: Write the LaTeX tables to this file instead of OUT/tables.tex.
-        insert: Put a table of the paper's cells that were run, by the first reading of each, into this Markdown file,
-            between the marks <!-- marginlens report --> and <!-- end of marginlens report -->.
+        insert: Put a table of the cells that were run, by the first reading of each, into this Markdown file, between
+            the marks <!-- marginlens report --> and <!-- end of marginlens report -->.
         rates: Draw probes at several learning rates into this file, as SVG.
         json: Print the tables' numbers as JSON.
     """
