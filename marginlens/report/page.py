@@ -9,13 +9,12 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marginlens import evals
-from marginlens.paper import Table
 from marginlens.report import render
 from marginlens.report.figures import figure
 from marginlens.report.grids import GAIN, SPREAD, WIDE, Grid, Item, bad_grid, looks_grid, measure, paper_grid
@@ -37,6 +36,8 @@ _NUMBERS = ("published", "ours", "difference", GAIN, "seeds")
 """Columns of numbers, even if they are empty."""
 _SKIPPED = ("time", "engine_about", "device", "step")
 
+Place = tuple[str, str, str, list[Run]]
+"""A table's name, the section with its number, a cell's path, and the other seeds."""
 Drawing = tuple[str, str]
 """A heading, or "", and the figure below it."""
 
@@ -81,8 +82,9 @@ def page(gathered: Gathered, stores: Iterable[str]) -> str:
     """Return the whole page."""
     rates, looks, cells = rates_grid(gathered), looks_grid(gathered), cells_grid(gathered)
     states = Counter(run.state for run in gathered.runs)
-    places = _places(gathered)
-    tables = {key: _table(gathered, key) for key in gathered.shown}
+    every = {key: _table(gathered, key) for key in gathered.shown}
+    tables = {key: part for key, part in every.items() if part.grid.rows}
+    places = _places(gathered, tables)
     return render(
         "report.html.j2",
         stores=list(stores),
@@ -90,8 +92,8 @@ def page(gathered: Gathered, stores: Iterable[str]) -> str:
         spread=SPREAD,
         settings=Part(settings_grid(gathered)),
         curves=_curves(gathered),
-        overview=[(gathered.tables[key], _counts(gathered, key)) for key in tables],
-        tables=[part for part in tables.values() if part.grid.rows],
+        overview=[(gathered.tables[key], key if key in tables else "cells", _counts(gathered, key)) for key in every],
+        tables=list(tables.values()),
         cells=Part(cells) if cells.rows else None,
         looks=Part(looks, _looks(gathered)) if looks.rows else None,
         rates=Part(rates, [("", rates_figure(gathered))], folded=True) if rates.rows else None,
@@ -150,16 +152,17 @@ def _looks(gathered: Gathered) -> list[Drawing]:
     return drawings
 
 
-def _places(gathered: Gathered) -> dict[str, list[tuple[Table, str, list[Run]]]]:
-    """Return the cells that each run stands in, by its key: the table, the cell's path, and the other seeds."""
-    places: dict[str, list[tuple[Table, str, list[Run]]]] = {}
-    for part in (gathered.lines, gathered.looks):
+def _places(gathered: Gathered, tables: Container[str]) -> dict[str, list[Place]]:
+    """Return the cells that each run stands in, by its key; `tables` are the sections that the page has."""
+    places: dict[str, list[Place]] = {}
+    for part, otherwise in ((gathered.lines, "cells"), (gathered.looks, "looks")):
         for key, lines in part.items():
             for line in lines:
                 path = line.cell.path + (f" ({line.label})" if line.label else "")
                 for run in line.runs:
                     others = [other for other in line.runs if other.key != run.key]
-                    places.setdefault(run.key, []).append((gathered.tables[key], path, others))
+                    at = key if key in tables and not line.label else otherwise
+                    places.setdefault(run.key, []).append((gathered.tables[key].name, at, path, others))
     return places
 
 
@@ -201,7 +204,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
-def _run(run: Run, places: Sequence[tuple[Table, str, list[Run]]], copies: Sequence[str]) -> dict[str, Any]:
+def _run(run: Run, places: Sequence[Place], copies: Sequence[str]) -> dict[str, Any]:
     """Return the section of one run: commands to repeat it, evaluations, environment, configuration."""
     return {
         "key": run.key,

@@ -55,9 +55,19 @@ class Tags(HTMLParser):
         self._within = ""
 
 
-def test_self_contained_and_every_link_leads_somewhere(store):
-    write_run(store, data="shapes", effect="emphasis(s=5)", epochs=4, probe=60.0)
-    tags = Tags(page(gather(scan(store), TABLES), ["runs"])).found
+REHEARSED = {"data": "shapes", "effect": "emphasis(s=5)", "epochs": 4, "probe": 60.0}
+PARTIAL = {"data": "cifar10", "effect": "emphasis(s=5)", "done": 3}
+
+
+@pytest.mark.parametrize("kinds", [[REHEARSED], [PARTIAL], [REHEARSED, PARTIAL], []], ids=["look", "part", "two", "no"])
+@pytest.mark.parametrize("paper", [False, True])
+def test_self_contained_and_every_link_leads_somewhere(store, tmp_path, kinds, paper):
+    """Also to tables without a number, which have no section."""
+    at = store if len(kinds) == 2 else tmp_path / "others"
+    at.mkdir(exist_ok=True)
+    for run in kinds:
+        write_run(at, **run)
+    tags = Tags(page(gather(scan(at), TABLES, paper=paper), ["runs"])).found
     ids = [a["id"] for _, a in tags if "id" in a]
     assert len(ids) == len(set(ids))
     for tag, attributes in tags:
