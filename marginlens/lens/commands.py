@@ -16,9 +16,9 @@ from marginlens.runs.run import open_run
 
 
 def figures(out: Positional[Path]) -> None:
-    """Draw Figs. 1, 2 and 8 of the paper, and a page that checks its claims about margins.
+    """Draw the figures of the paper's theory, and write a page that checks its claims about margins.
 
-    Each figure is written as PNG, SVG and PDF. For example:
+    These are its Figs. 1, 2 and 8. Each is written as PNG, SVG and PDF. For example:
 
         marginlens lens figures lens
 
