@@ -130,7 +130,7 @@ MISTAKES = {
     ("data", "prepare", "folder", "--from", "nowhere"): "is not a folder",
     ("data", "prepare", "folder", "--from", ".", "--as", "cifar10"): "cannot be stored as 'cifar10'",
     ("data", "prepare", "folder", "--from", ".", "--as", "a/b"): "cannot be stored as 'a/b'",
-    ("data", "prepare", "cifar10", "--as", "x"): "--as, --mean, --std and --skip-bad are for a folder",
+    ("data", "prepare", "cifar10", "--as", "x"): "--skip-bad are for a folder",
     ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
     ("data", "views", "shapes", "--count", "0"): "count is 0; it must be a whole number, at least 1",

@@ -182,7 +182,7 @@ def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Itera
             raise DataError(f"{data} is neither a folder with images nor a prepared data set (marginlens data list)")
         yield open_feed(data, where, workers), []
         return
-    index, bad = index_folder(path, "folder", skip_bad=skip_bad, workers=max(workers, 1))
+    index, bad = index_folder(path, "folder", skip_bad=skip_bad, test_share=0.0, workers=max(workers, 1))
     yield Files(index, where, workers), bad
 
 

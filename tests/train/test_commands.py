@@ -66,8 +66,8 @@ def test_what_comes_next_is_what_the_data_allow(capsys, tmp_path):
             jpeg(tmp_path / "pets" / "train" / name / f"{i}.jpg", rng, size=(20, 24))
     said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets", "--as", "pets").out
     assert "without labels" not in said
-    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets/train", "--as", "bare").out
-    assert "8 train without labels (they are the folders' names in train/) in" in said
+    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets/train/a", "--as", "bare").out
+    assert "without labels" in said
     for data, after in (("pets", r"probe (\S+) --holdout 1"), ("bare", r"embed (\S+) --data bare --out f\S+")):
         said = run(capsys, *words(data=data, limit=0, batch=4, epochs=1, runs=tmp_path / "runs", workers=0)).out
         line = re.search(f"^next: marginlens {after}$", said, flags=re.M)
