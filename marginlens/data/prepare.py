@@ -18,6 +18,7 @@ from marginlens.data.disk import record
 from marginlens.data.folder import KIND, FolderIndex, index_folder, read_folder, unchanged, verify_index, write_folder
 from marginlens.data.sources import SOURCES, Source, source
 from marginlens.data.store import Store
+from marginlens.data.tree import read_tree
 from marginlens.errors import DataError
 from marginlens.files import expanded
 from marginlens.parameters import hint
@@ -80,10 +81,16 @@ class Ready(NamedTuple):
 def folder_of(data: str) -> Path | None:
     """Return the folder of images that a text stands for; None where it is the name of a data set."""
     if "/" in data or data.startswith(("~", ".")):
-        return expanded(data)
-    if data in SOURCES or store.exists(data) or not (path := Path(data)).is_dir():
+        return expanded(data) if data.startswith("~") else Path(data)
+    if not data or data in SOURCES or store.exists(data) or not Path(data).is_dir():
         return None
-    return path
+    return Path(data)
+
+
+def clash(data: str) -> str:
+    """Return a line on a data set whose name a folder here has too; "" for any other."""
+    both = data and folder_of(data) is None and Path(data).is_dir()
+    return f"{data} is the data set of that name; for the folder here write ./{data}" if both else ""
 
 
 def ready(data: str, workers: int = 2) -> Ready:
@@ -94,24 +101,20 @@ def ready(data: str, workers: int = 2) -> Ready:
     """
     path = folder_of(data)
     if path is None:
-        clash = data and Path(data).is_dir() and store.exists(data)
-        return Ready(data, (f"{data} is the prepared data set; for the folder here write ./{data}",) if clash else ())
+        return Ready(data)
     path = Path(os.path.realpath(path))
     known = _prepared_from(path)
     if known is not None and unchanged(known):
         return Ready(known.name, (f"{data} is prepared already, as {known.name}",))
     mean, std = known.given if known else (None, None)
-    share = known.test_share if known and known.classes and not _split_by_hand(known) else None
+    tree = read_tree(path)
+    shared = known and known.classes and tree.classes and "test" not in tree.splits
+    share = known.test_share if known and shared else None
     index, _ = index_folder(path, path.name, mean=mean, std=std, test_share=share, workers=workers)
     index = replace(index, name=known.name if known else _free_name(index))
     write_folder(index)
     counts = ", ".join(f"{len(part):,} {split}" for split, part in index.splits.items())
     return Ready(index.name, (*index.notes, f"{data} is now the data set {index.name}: {counts}"))
-
-
-def _split_by_hand(index: FolderIndex) -> bool:
-    """Return True if the folder has test images of its own."""
-    return "test" in index.splits and not index.test_share
 
 
 def _prepared_from(path: Path) -> FolderIndex | None:

@@ -17,6 +17,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from marginlens import evals
 from marginlens.data.feed import Feed, open_feed
+from marginlens.data.prepare import ready
 from marginlens.devices import choose_device, choose_precision, placed
 from marginlens.errors import Stopped, disk, memory
 from marginlens.evals.knn import Knn
@@ -86,7 +87,9 @@ def evaluate(
         raise ValueError(f"{name} is measured on the data that the run learned from, not on {to!r}")
     if settings is not None and not isinstance(settings, evaluation.settings):
         raise TypeError(f"the settings of {name} are a {evaluation.settings.__name__}, not {settings!r}")
-    data = to or run.settings.data
+    data, notes = ready(to, workers) if to else (run.settings.data, ())
+    for line in notes:
+        Display("", quiet=quiet).say(line)
     chosen = evals.usual(name, data, settings.model_dump(exclude_unset=True) if settings else None)
     feed = open_feed(data, choose_device(device), workers)
     if not to and feed.fingerprint != run.data:

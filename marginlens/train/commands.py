@@ -12,12 +12,12 @@ from pydantic import Field
 from tyro.conf import OmitArgPrefixes, Positional
 
 from marginlens import evals
-from marginlens.data.prepare import open_data
+from marginlens.data.prepare import clash, open_data
 from marginlens.files import expanded
 from marginlens.options import options, perform
 from marginlens.output import say as say_new
 from marginlens.runs import export as embedding
-from marginlens.runs.config import Pretrain, run_name
+from marginlens.runs.config import Pretrain, at_hand, run_name
 from marginlens.runs.evaluate import evaluate
 from marginlens.runs.records import Evaluation
 from marginlens.runs.run import open_run
@@ -92,12 +92,18 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
         marginlens pretrain --data cifar10 --seed 1 --runs ~/runs --resume
 
+        marginlens pretrain --data ./photos --encoder tiny --epochs 20
+
         marginlens pretrain --config settings.yaml --lr 0.03 --print-config
 
         marginlens pretrain --config RUN/config.json --seed 1
     """
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
+        both = clash(chosen.data)
+        chosen, notes = at_hand(chosen, place.workers)
+        for line in (both, *notes) if both else notes:
+            say_new(line, error=True)
         if place.resume:
             folder = expanded(place.runs) / run_name(chosen, open_data(chosen.data).fingerprint)
             if not folder.exists():

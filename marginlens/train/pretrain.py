@@ -30,7 +30,7 @@ from marginlens.methods.protocol import module_of, unmarked
 from marginlens.output import Display
 from marginlens.runs import checkpoint, records, work
 from marginlens.runs import work as lock
-from marginlens.runs.config import Pretrain, takes
+from marginlens.runs.config import Pretrain, at_hand, takes
 from marginlens.runs.model import fingerprint, make_encoder, make_method, make_views
 from marginlens.runs.run import EVALUATION_FILES, Run
 from marginlens.train import engine as engines
@@ -68,7 +68,7 @@ def pretrain(
     A complete run is returned without training. An interrupted run needs `resume=True`.
 
     Args:
-        settings: Everything that determines the result.
+        settings: Everything that determines the result; a folder of images given as `data` is prepared first.
         runs: Folder of runs.
         resume: Continue the same run if it was interrupted.
         device: "auto", "cpu", "cuda" or "cuda:0".
@@ -84,6 +84,9 @@ def pretrain(
     if isinstance(lens, bool) or not isinstance(lens, int) or lens < 0:
         raise ValueError(f"lens is {lens!r}; it must be a number of steps, or 0 for none")
     where = choose_device(device)
+    settings, notes = at_hand(settings, workers)
+    for line in notes:
+        Display("", quiet=quiet).say(line)
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     engines.check(engine, feed, choose_precision(settings.amp, where))
