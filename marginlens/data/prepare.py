@@ -82,14 +82,14 @@ def folder_of(data: str) -> Path | None:
     """Return the folder of images that a text stands for; None where it is the name of a data set."""
     if "/" in data or data.startswith(("~", ".")):
         return expanded(data) if data.startswith("~") else Path(data)
-    if not data or data in SOURCES or store.exists(data) or not Path(data).is_dir():
+    if not data or data in SOURCES or store.exists(data) or not os.path.isdir(data):
         return None
     return Path(data)
 
 
 def clash(data: str) -> str:
     """Return a line on a data set whose name a folder here has too; "" for any other."""
-    both = data and folder_of(data) is None and Path(data).is_dir()
+    both = data and folder_of(data) is None and os.path.isdir(data)
     return f"{data} is the data set of that name; for the folder here write ./{data}" if both else ""
 
 

@@ -97,7 +97,8 @@ class Pretrain(Settings):
     method: str = Field("mocov3", description=f"One of {', '.join(METHODS)}.")
     data: str = Field(
         "cifar10",
-        description="A data set (marginlens data list), or a folder of images, which is prepared first: ./photos.",
+        description="A data set (marginlens data list), or a folder of images, which is prepared first. A name that "
+        "both have is the data set's: write ./NAME for the folder.",
     )
     effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
     epochs: int = Field(200, ge=1, description="Passes over the training images.")

@@ -5,6 +5,7 @@ The backbone is frozen: eval mode, no gradients, and its checksum is compared be
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,7 +96,8 @@ def evaluate(
     if not to and feed.fingerprint != run.data:
         raise ValueError(
             f"the content of {data} has changed since {run.path} learned from it; "
-            f"prepare it as it was, or use marginlens transfer --to {data}"
+            f"prepare it as it was, or measure the run on what it is now: "
+            f"marginlens transfer {shlex.quote(str(run.path))} --to {shlex.quote(data)}"
         )
     wanted = build(Wanted, {"kind": name, "data": data, "settings": chosen, "beside": tuple(beside)})
     return _evaluate(run, wanted, feed, again, quiet)

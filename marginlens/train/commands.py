@@ -53,13 +53,13 @@ class Beside(Settings):
 class Elsewhere(Settings):
     """Where to transfer to."""
 
-    to: str = Field(description="The prepared data set to transfer to.")
+    to: str = Field(description="A data set to transfer to, or a folder of images, which is prepared first.")
 
 
 class EmbedPlace(Machine):
     """The images to embed."""
 
-    data: str = Field(description="A folder of images, or the name of a prepared data set.")
+    data: str = Field(description="A folder of images, or a data set. A name that both have is the data set's: ./NAME.")
     out: str = Field(description="The safetensors file to write.")
     split: str = Field("", description="The split to embed; not given: the first one.")
     size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
@@ -177,6 +177,8 @@ def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> Non
 
     def act(place: EmbedPlace) -> dict[str, Any]:
         where = place.model_dump()
+        if both := clash(place.data):
+            say_new(both, error=True)
         return embedding.embed(open_run(run), where.pop("data"), where.pop("out"), **where)
 
     def say(written: dict[str, Any]) -> str:

@@ -157,6 +157,14 @@ def test_a_name_is_that_of_the_data_set_first(here, capsys, prepared, monkeypatc
         assert prepare.folder_of(name) is None
 
 
+def test_help_says_whose_a_name_is(capsys):
+    for command in ("pretrain", "embed"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = " ".join(re.sub("[\u2502|]", "", capsys.readouterr().out).split())
+        assert "A name that both have is the data set's" in said
+
+
 def test_images_of_another_folder_can_be_transferred_to(here, capsys):
     run = ml.pretrain(quick(data=str(photos(here / "photos"))), runs="runs", workers=0, quiet=True)
     photos(here / "others", seed=1)
