@@ -22,6 +22,7 @@ from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import Crop, View, strong, weak
 from marginlens.errors import DataError
 from marginlens.files import expanded
+from marginlens.options import MaybePath
 from marginlens.output import say, say_json, show
 
 THUMBNAIL = 64
@@ -33,8 +34,8 @@ def data_list(*, json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    names = [*SOURCES, *(n for n in store.names() if n not in SOURCES)]
-    rows = [{"name": n, "prepared": store.exists(n), "about": _about(n)} for n in names]
+    names = [*SOURCES, KIND, *(n for n in store.names() if n not in (*SOURCES, KIND))]
+    rows = [{"name": n, "prepared": n != KIND and store.exists(n), "about": _about(n)} for n in names]
     if json:
         say_json(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
         return
@@ -47,12 +48,12 @@ def data_list(*, json: bool = False) -> None:
 def data_prepare(
     name: Positional[str],
     *,
-    from_: Annotated[Path | None, arg(name="from")] = None,
-    as_: Annotated[str | None, arg(name="as")] = None,
+    from_: Annotated[Path | None, arg(name="from", metavar="PATH")] = None,
+    as_: Annotated[str | None, arg(name="as", metavar="NAME")] = None,
     skip_bad: bool = False,
-    mean: tuple[float, float, float] | None = None,
-    std: tuple[float, float, float] | None = None,
-    test_share: float | None = None,
+    mean: Annotated[tuple[float, float, float] | None, arg(metavar="RED GREEN BLUE")] = None,
+    std: Annotated[tuple[float, float, float] | None, arg(metavar="RED GREEN BLUE")] = None,
+    test_share: Annotated[float | None, arg(metavar="SHARE")] = None,
     workers: int = 2,
     json: bool = False,
 ) -> None:
@@ -129,7 +130,7 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
     show(table)
 
 
-def data_show(name: Positional[str], *, out: Path | None = None, split: str = "train", columns: int = 12) -> None:
+def data_show(name: Positional[str], *, out: MaybePath = None, split: str = "train", columns: int = 12) -> None:
     """Writes a grid of images as PNG, a row for each class.
 
     Args:
@@ -147,11 +148,11 @@ def data_show(name: Positional[str], *, out: Path | None = None, split: str = "t
 def data_views(
     name: Positional[str],
     *,
-    out: Path | None = None,
+    out: MaybePath = None,
     count: int = 10,
     seed: int = 0,
     crop: Crop = "resized",
-    scale: tuple[float, float] | None = None,
+    scale: Annotated[tuple[float, float] | None, arg(metavar="LEAST MOST")] = None,
 ) -> None:
     """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
 
@@ -232,8 +233,14 @@ def _counts(facts: dict[str, Any]) -> str:
 def _about(name: str) -> str:
     if name in SOURCES:
         return SOURCES[name].about
+    if name == KIND:
+        return "any folder of images; marginlens data prepare folder --from PATH gives it a name"
     try:
         known = record(store.root() / name, name)
     except DataError as error:
         return str(error)
-    return f"a folder of images: {known.path}" if known.kind == KIND else "a data set of arrays"
+    if known.kind != KIND:
+        return "a data set of arrays"
+    counts = ", ".join(f"{count:,} {split}" for split, count in known.splits.items() if isinstance(count, int))
+    classes = f", {len(known.classes)} classes" if known.classes else ", without labels"
+    return f"a folder of images: {known.path} ({counts}{classes})"

@@ -40,6 +40,7 @@ from marginlens.data.tree import TEST_NAMES, Tree, held_back, read_tree
 from marginlens.data.workers import end_with_parent, without_main
 from marginlens.errors import DataError
 from marginlens.files import MIB, expanded, flush, read, reason, save
+from marginlens.output import counted
 from marginlens.parameters import quoted
 
 KIND = "folder"
@@ -180,7 +181,7 @@ def _share(path: Path, tree: Tree, asked: float | None) -> float:
 
 def _refuse(path: Path, bad: Sequence[_Seen]) -> NoReturn:
     listed = "; ".join(f"{s.file} ({s.error})" for s in bad[:5]) + (f"; and {len(bad) - 5} more" if bad[5:] else "")
-    many = "1 image" if len(bad) == 1 else f"{len(bad)} images"
+    many = counted(len(bad), "image")
     raise DataError(
         f"{many} below {path} cannot be decoded: {listed}. Repair them, or skip them: "
         f"marginlens data prepare folder --from {shlex.quote(str(path))} --skip-bad"

@@ -10,6 +10,7 @@ from typing import Any
 
 from marginlens.files import check_replaceable, deliver, expanded, is_stream, reason, writing
 from marginlens.files import text as text_of
+from marginlens.options import MaybePath
 from marginlens.output import legible, say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
@@ -36,10 +37,10 @@ def report(
     runs: tuple[Path, ...] = (Path("runs"),),
     out: Path = Path("report"),
     only: tuple[str, ...] = (),
-    markdown: Path | None = None,
-    latex: Path | None = None,
-    insert: Path | None = None,
-    rates: Path | None = None,
+    markdown: MaybePath = None,
+    latex: MaybePath = None,
+    insert: MaybePath = None,
+    rates: MaybePath = None,
     json: bool = False,
 ) -> None:
     """Lays our runs beside the paper: one self-contained page, and the tables as Markdown and LaTeX.

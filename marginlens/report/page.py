@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from marginlens import evals
+from marginlens.output import counted
 from marginlens.paper import Table
 from marginlens.report import render
 from marginlens.report.figures import figure
@@ -185,7 +186,7 @@ def _short(value: float | None) -> float | None:
 def _run(run: Run, places: Sequence[tuple[Table, str, list[Run]]], copies: Sequence[str]) -> dict[str, Any]:
     """Return the section of one run: how to make it again, where it ran, its evaluations, its configuration."""
     chosen = run.settings
-    about = f"{chosen.method}, {chosen.data}, {chosen.effect}, {chosen.epochs} epochs, seed {chosen.seed}"
+    about = f"{chosen.method}, {chosen.data}, {chosen.effect}, {counted(chosen.epochs, 'epoch')}, seed {chosen.seed}"
     return {
         "key": run.key,
         "name": run.name,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from marginlens.methods import METHODS
+from marginlens.output import counted
 from marginlens.paper.match import worth
 from marginlens.report.figures import LINES, Panel, Point, logarithmic, panels, picture
 from marginlens.report.gather import Gathered, Line, std_of
@@ -160,7 +161,7 @@ def _panels(groups: Sequence[Sequence[tuple[Run, Series]]], rows: Mapping[str, s
     return [
         logarithmic(
             f"{list(METHODS)[method]} {data}: {measured}",
-            f"the layer's learning rate ({epochs} epochs of pre-training)",
+            f"the layer's learning rate ({counted(epochs, 'epoch')} of pre-training)",
             same | found[method, data, measured, epochs],
         )
         for method, data, measured, epochs in sorted(found)
@@ -208,7 +209,8 @@ def _row(group: Sequence[tuple[Run, Series]], rates: Sequence[float]) -> tuple[I
     first, probes = group[0]
     chosen = first.settings
     besides = apart(chosen)
-    about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
+    about = f"{chosen.method} {chosen.data} {chosen.effect}, {counted(chosen.epochs, 'epoch')}"
+    about += f", {besides}" if besides else ""
     norms = [
         known.feature_norm for _, held in group for known in list(held.values())[:1] if known.feature_norm is not None
     ]

@@ -24,7 +24,7 @@ from marginlens.devices import choose_device, choose_precision, placed
 from marginlens.errors import DataError, memory
 from marginlens.evals.features import features, plain_images
 from marginlens.files import expanded, put_new, writing
-from marginlens.output import legible
+from marginlens.output import counted, legible
 from marginlens.runs.evaluate import to_lower
 from marginlens.runs.model import fingerprint, load_backbone_of
 from marginlens.runs.records import Evaluation
@@ -169,7 +169,7 @@ _MARKUP = re.compile(r"[\\`*{}\[\]<>#!|&~]|__|^[-+]|\]\(")
 
 def _how(found: Evaluation) -> str:
     how, holdout = evals.get(found.kind).how(found), getattr(found.settings, "holdout", 0)
-    how += f", on {holdout} images kept back from training" if holdout else ""
+    how += f", on {counted(holdout, 'image')} kept back from training" if holdout else ""
     return f"{how}; it diverged, and says nothing about the backbone" if found.diverged else how
 
 

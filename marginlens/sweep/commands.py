@@ -16,7 +16,7 @@ from marginlens.data.prepare import ready
 from marginlens.errors import DataError
 from marginlens.evals import HEADLINE
 from marginlens.options import COMMON, options, read_config, settle, show
-from marginlens.output import PLAIN, errors, legible, say, say_json
+from marginlens.output import PLAIN, counted, errors, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
 from marginlens.parameters import hint, quoted
 from marginlens.runs.config import Pretrain, choose_size
@@ -243,7 +243,7 @@ def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> 
     for cell in found:
         if cell.settings is None:
             unable.setdefault(cell.why_not, []).append(cell)
-    notes = [f"left out: {len(few)} cells, the first {few[0].address}: {why}" for why, few in unable.items()]
+    notes = [f"left out: {counted(len(few), 'cell')}, the first {few[0].address}: {why}" for why, few in unable.items()]
     if not able:
         raise ValueError(f"none of these cells can be run: {next(iter(unable))}")
     return able, [*nothing, *notes]

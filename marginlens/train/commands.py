@@ -15,6 +15,7 @@ from marginlens import evals
 from marginlens.data.prepare import clash, open_data
 from marginlens.files import expanded
 from marginlens.options import options, perform
+from marginlens.output import counted
 from marginlens.output import say as say_new
 from marginlens.runs import export as embedding
 from marginlens.runs.config import Pretrain, at_hand, run_name
@@ -113,7 +114,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
     def say(found: dict[str, Any]) -> str:
         near = f", kNN {found['knn']:.2f} %" if "knn" in found else ""
-        done = f"{found['run']}: {found['epochs']} epoch{'s' * (found['epochs'] > 1)}, loss {found['loss']:.4f}{near}"
+        done = f"{found['run']}: {counted(found['epochs'], 'epoch')}, loss {found['loss']:.4f}{near}"
         return f"{done}\nnext: marginlens {_next(found['run'])}"
 
     perform((Pretrain, PretrainPlace), dict(settings), act, say)
@@ -210,7 +211,7 @@ def _accuracy(found: dict[str, Any]) -> str:
     record = Evaluation.model_validate({k: v for k, v in found.items() if not k.startswith("beside")})
     more = f", top-5 {record.top5:.2f} %" if record.top5 is not None else ""
     kept = getattr(record.settings, "holdout", 0)
-    on = f"{kept:,} images kept back from training" if kept else "the test set"
+    on = f"{counted(kept, 'image')} kept back from training" if kept else "the test set"
     said = "it diverged" if record.diverged else evals.get(record.kind).remark(record)
     remark = f"; {said}" if said else ""
     lines = [f"{record.name}: top-1 {record.top1:.2f} %{more}, on {on}{remark}"]

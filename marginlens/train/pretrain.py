@@ -27,7 +27,7 @@ from marginlens.evals.features import features, plain_images, spread
 from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.methods import METHODS
 from marginlens.methods.protocol import module_of, unmarked
-from marginlens.output import Display
+from marginlens.output import Display, counted
 from marginlens.runs import checkpoint, records, work
 from marginlens.runs import work as lock
 from marginlens.runs.config import Pretrain, at_hand, takes
@@ -179,9 +179,9 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.say(f"resuming {run.path} at step {trainer.step} of {trainer.total}")
         else:
             if done := len(run.metrics):
-                kept = f"records of {done} of {trainer.settings.epochs} epochs, but no checkpoint"
+                kept = f"records of {done} of {counted(trainer.settings.epochs, 'epoch')}, but no checkpoint"
                 display.say(f"{run.path} has {kept}: starting over")
-            display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
+            display.say(f"{run.path}: {counted(trainer.total, 'step')} of {counted(trainer.settings.batch, 'image')}")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little about others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)

@@ -110,6 +110,13 @@ def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):
         assert json.loads(run(capsys, command, found.path, "--print-config").out)["holdout"] == 0
 
 
+def test_one_of_a_kind_is_not_several(capsys, tmp_path):
+    said = run(capsys, *words(batch=24, epochs=1, runs=tmp_path))
+    assert "1 step of 24 images" in said.err
+    (folder,) = tmp_path.iterdir()
+    assert "1 image kept back from training" in run(capsys, "probe", folder, "--epochs", 1, "--holdout", 1).out
+
+
 def test_the_same_from_python(tmp_path):
     done = ml.pretrain(ml.Pretrain(**SMALL), runs=tmp_path, quiet=True)
     assert ml.probe(done, ml.Probe(epochs=1), quiet=True)["top1"] == ml.probe(done.path, ml.Probe(epochs=1))["top1"]
