@@ -58,7 +58,7 @@ def test_a_folder_is_prepared_and_known_by_its_name(here, capsys):
     again, said = pretrain(capsys, data="./photos")
     assert again.path == run.path
     assert "./photos is prepared already, as photos\n" in said
-    assert "is complete already" in said
+    assert "already complete" in said
     assert pretrain(capsys, data="photos")[0].path == run.path
 
 
@@ -209,7 +209,7 @@ def test_what_was_chosen_is_said_and_recorded(here, capsys):
     assert run.id == identify(run.settings.model_copy(update={"size": 96}), run.data)
     main(["pretrain", "--config", str(run.path / "config.json"), "--runs", "runs", "--workers", "0"])
     said = capsys.readouterr().err
-    assert "is complete already" in said
+    assert "already complete" in said
     assert "size:" not in said
 
 

@@ -128,7 +128,7 @@ def test_what_comes_next(world):
 def test_the_rest_of_an_unfinished_run(run):
     Path(run, "result.json").unlink()
     text = said(f"probe {run}", code=2)
-    (line,) = re.findall(r"go on with: (marginlens .+)$", text, flags=re.M)
+    (line,) = re.findall(r"(marginlens pretrain .+)$", text, flags=re.M)
     assert "1 epoch, loss" in typed(line)
     assert "top-1" in said(f"probe {run} --epochs 1 --workers 0")
 
@@ -137,21 +137,21 @@ def test_the_end_of_a_run_made_again(run):
     *_, last = sorted(Path(run, "checkpoints").iterdir())
     last.write_bytes(last.read_bytes()[:-9])
     text = said(f"probe {run} --epochs 2", code=2)
-    (line,) = re.findall(r"this makes the end again: (marginlens .+)$", text, flags=re.M)
+    (line,) = re.findall(r"(marginlens pretrain .+)$", text, flags=re.M)
     assert "1 epoch, loss" in typed(line)
     assert "top-1" in said(f"probe {run} --epochs 2 --workers 0")
 
 
 def test_the_command_of_a_run(run):
     command = json.loads(said(f"runs show {run} --json"))["command"]
-    assert "is complete already" in typed(command)
+    assert "already complete" in typed(command)
 
 
 def test_the_commands_of_a_report(run):
     found = ml.open_run(run)
     lines = of_page(found.path, found.settings, found.evaluations)
     assert [line.split()[1] for line in lines] == ["pretrain", "probe"]
-    assert "is complete already" in said(f"{lines[0]} --workers 0")
+    assert "already complete" in said(f"{lines[0]} --workers 0")
     assert "measured before" in said(f"{lines[1]} --workers 0")
 
 
@@ -210,7 +210,7 @@ def test_images_that_cannot_be_decoded():
     text = said(f"pretrain --data ./photos {QUICK}", code=2)
     (line,) = re.findall(r"skip them: (marginlens .+)$", text, flags=re.M)
     assert "8 train, 2 test" in typed(line)
-    assert "is complete already" in said(f"pretrain --data ./photos {QUICK}")
+    assert "already complete" in said(f"pretrain --data ./photos {QUICK}")
 
 
 def test_data_that_changed_since(run):
@@ -256,7 +256,7 @@ def test_weights_that_cannot_be_removed_or_are_gone(run):
     line = re.search(r"\((marginlens runs prune)\)", text)[1]
     assert typed(line)
     Path(run, "result.json").unlink()
-    with pytest.raises(ValueError, match="marginlens runs prune removes it"):
+    with pytest.raises(ValueError, match="marginlens runs prune removes"):
         drop_weights(ml.open_run(run))
     assert "interrupted" in said("runs prune --interrupted")
 
@@ -266,6 +266,26 @@ def test_a_mistake_in_a_command(line):
     text = said(line, code=2)
     (hint,) = re.findall(r"marginlens ([a-z ]*(?: ?--help)?)(?:'| lists)", text)
     assert "marginlens" in said(f"{hint} --help".replace("--help --help", "--help"))
+
+
+def test_a_page_that_would_take_the_place_of_a_folder():
+    Path("my lens").mkdir()
+    text = said("lens page 'my lens'", code=2)
+    (line,) = re.findall(r"(marginlens lens page .+)$", text, flags=re.M)
+    assert "wrote" in typed(line)
+
+
+@pytest.mark.parametrize("spoilt", ["", "result.json"])
+def test_a_run_that_no_lens_looked_at(run, spoilt):
+    """What is left out in the printed command are the settings of the run."""
+    Path(run, spoilt or "lens.jsonl").unlink(missing_ok=True)
+    if not spoilt:
+        Path(run, "lens.jsonl").write_text("")
+        shutil.rmtree(Path(run, "checkpoints"))
+    text = said(f"lens page lens.html --run {run}", code=2)
+    more = re.search(r"marginlens pretrain \.\.\. (--lens \d+)", text)[1]
+    again = said(f"pretrain --data ./photos {QUICK} --seed 1 {more}")
+    assert "wrote" in said(f"lens page lens.html --run {run_of(again)}")
 
 
 MENTIONED = {
@@ -280,6 +300,11 @@ MENTIONED = {
         "run: marginlens data prepare {name} --from {file}",
     ),
     "demo.py": ("<title>",),
+    "evals/features.py": ("marginlens embed needs no labels",),
+    "lens/claims.py": ("<!-- marginlens lens -->", "Which claims about margins hold?"),
+    "lens/commands.py": ("marginlens lens page {",),
+    "lens/figures.py": ("<!-- marginlens lens -->", "marginlens {name}"),
+    "lens/page.py": ("<title>", "has no row in it", "record one while it trains"),
     "paper/match.py": ("marginlens sweep runs any settings",) * 2,
     "report/commands.py": ("<title>", "# Results", "% made by"),
     "report/latex.py": ("% made by",),
@@ -295,7 +320,7 @@ MENTIONED = {
     "runs/evaluate.py": ("marginlens transfer {",),
     "runs/export.py": ("(marginlens data list)",),
     "runs/run.py": ("marginlens pretrain --config {config} --runs {store}", "marginlens pretrain named"),
-    "runs/store.py": ("marginlens runs prune removes it", "marginlens runs --runs {"),
+    "runs/store.py": ("marginlens runs prune removes", "marginlens runs --runs {"),
     "runs/texts.py": ("marginlens runs show RUN says which",),
     "sweep/job.py": ("As for marginlens pretrain.", "marginlens sweep has --transfer-to"),
     "sweep/plan.py": ("(marginlens runs prune)", "marginlens data prepare {name}"),
