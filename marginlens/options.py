@@ -29,6 +29,9 @@ COMMON = {
 }
 """What every command takes besides."""
 
+MaybePath = Annotated[Path | None, arg(metavar="PATH")]
+"""A path that may be left out: tyro alone would show it as {None}|PATH."""
+
 
 def options(*models: type[Settings]) -> Any:
     """A type whose keys are the fields of these models and those of `COMMON`, all of which may be left out."""
@@ -40,7 +43,7 @@ def options(*models: type[Settings]) -> Any:
     for name, (kind, said) in COMMON.items():
         fields[name] = Annotated[kind, arg(help=said, help_behavior_hint="(default: no)")]
     make: Any = TypedDict
-    return make("Options", fields, total=False)
+    return Annotated[make("Options", fields, total=False), arg(name="")]  # named, --help has "settings options"
 
 
 def perform(

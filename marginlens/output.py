@@ -37,6 +37,11 @@ def say(text: str, *, error: bool = False, flush: bool = False) -> None:
     print(known.encode(coding, "backslashreplace").decode(coding), file=stream, flush=flush)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 image", "1,200 images"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def complain(line: str) -> None:
     """Print what went wrong to standard error: one line, though a file's name in it has several."""
     say("marginlens: " + line.replace("\n", "\\n"), error=True)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import marginlens as ml
 from marginlens import files
 from marginlens.cli import COMMANDS, main
 from marginlens.data import prepare, shapes, store
-from marginlens.output import Display
+from marginlens.output import Display, counted
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
 
@@ -64,6 +65,21 @@ def test_every_command_has_a_help_that_teaches(capsys, name):
     out = capsys.readouterr().out
     assert f"marginlens {name}" in out
     assert len(out) > 300
+    assert not re.search(r"\{None\}|settings options|\b1 [a-z]+s\b", out)
+
+
+def test_folders_are_listed(capsys, tmp_path):
+    tree_of_jpegs(tmp_path / "pets")
+    run(capsys, "data", "prepare", "folder", "--from", "pets", "--workers", "0")
+    rows = {row["name"]: row for row in json.loads(run(capsys, "data", "list", "--json"))["data"]}
+    assert not rows["folder"]["prepared"]
+    assert "marginlens data prepare folder --from PATH" in rows["folder"]["about"]
+    assert rows["pets"]["prepared"]
+    assert rows["pets"]["about"] == f"a folder of images: {tmp_path / 'pets'} (4 train, 2 test, 2 classes)"
+
+
+def test_one_of_a_kind_is_not_several():
+    assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
 
 
 def test_prepare_info_list_show_views(capsys, cifar10, tmp_path):  # noqa: F811
@@ -130,7 +146,7 @@ MISTAKES = {
     ("data", "prepare", "folder", "--from", "nowhere"): "is not a folder",
     ("data", "prepare", "folder", "--from", ".", "--as", "cifar10"): "cannot be stored as 'cifar10'",
     ("data", "prepare", "folder", "--from", ".", "--as", "a/b"): "cannot be stored as 'a/b'",
-    ("data", "prepare", "cifar10", "--as", "x"): "--as, --mean, --std and --skip-bad are for a folder",
+    ("data", "prepare", "cifar10", "--as", "x"): "--skip-bad are for a folder",
     ("data", "show", "shapes", "--split", "val"): "has no split 'val'; it has train, test",
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
     ("data", "views", "shapes", "--count", "0"): "count is 0; it must be a whole number, at least 1",

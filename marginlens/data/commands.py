@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsons
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +16,16 @@ from marginlens.data import store
 from marginlens.data.contact_sheet import save_grid, save_views
 from marginlens.data.disk import record
 from marginlens.data.folder import KIND, FolderIndex, crop_file, prepare_folder
-from marginlens.data.prepare import open_data, prepare, verified
+from marginlens.data.prepare import folder_name, open_data, prepare, verified
 from marginlens.data.sources import SOURCES, recipes
 from marginlens.data.store import NO_LABEL, Images, Store
 from marginlens.data.views import Crop, View, strong, weak
 from marginlens.errors import DataError
 from marginlens.files import expanded
+from marginlens.options import MaybePath
 from marginlens.output import say, say_json, show
 
 THUMBNAIL = 64
-LONGEST = 150
-"""Bytes of a data set's name, which is a part of longer names of files."""
 
 
 def data_list(*, json: bool = False) -> None:
@@ -36,8 +34,8 @@ def data_list(*, json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    names = [*SOURCES, *(n for n in store.names() if n not in SOURCES)]
-    rows = [{"name": n, "prepared": store.exists(n), "about": _about(n)} for n in names]
+    names = [*SOURCES, KIND, *(n for n in store.names() if n not in (*SOURCES, KIND))]
+    rows = [{"name": n, "prepared": n != KIND and store.exists(n), "about": _about(n)} for n in names]
     if json:
         say_json(jsons.dumps({"folder": str(store.root()), "data": rows}, indent=1))
         return
@@ -50,15 +48,19 @@ def data_list(*, json: bool = False) -> None:
 def data_prepare(
     name: Positional[str],
     *,
-    from_: Annotated[Path | None, arg(name="from")] = None,
-    as_: Annotated[str | None, arg(name="as")] = None,
+    from_: Annotated[Path | None, arg(name="from", metavar="PATH")] = None,
+    as_: Annotated[str | None, arg(name="as", metavar="NAME")] = None,
     skip_bad: bool = False,
-    mean: tuple[float, float, float] | None = None,
-    std: tuple[float, float, float] | None = None,
+    mean: Annotated[tuple[float, float, float] | None, arg(metavar="RED GREEN BLUE")] = None,
+    std: Annotated[tuple[float, float, float] | None, arg(metavar="RED GREEN BLUE")] = None,
+    test_share: Annotated[float | None, arg(metavar="SHARE")] = None,
     workers: int = 2,
     json: bool = False,
 ) -> None:
     """Downloads a data set, or reads a local copy, and stores it as arrays in the folder MARGINLENS_DATA.
+
+    A folder of images is not copied. Its classes are the folders in it, and a fifth of each class becomes test images.
+    With train/CLASS/ and val/CLASS/ or test/CLASS/ in it, these are the splits. Images in one folder have no labels.
 
     For example:
 
@@ -75,27 +77,32 @@ def data_prepare(
         skip_bad: Leave out images that cannot be decoded, instead of refusing the folder.
         mean: A folder's mean per channel, in [0, 1]; computed, if none is given.
         std: A folder's standard deviation per channel; computed, if none is given.
+        test_share: Share of each class to keep back as test images; 0: none.
         workers: Processes that decode a folder; 0: none but this one.
         json: Print JSON instead of text.
     """
     skipped: list[str] = []
+    notes: tuple[str, ...] = ()
     if name == KIND:
         if from_ is None:
             raise DataError("a folder is prepared from a path: marginlens data prepare folder --from PATH")
-        name = _folder_name(as_ or expanded(from_).resolve().name)
-        _, skipped = prepare_folder(from_, name, skip_bad=skip_bad, mean=mean, std=std, workers=workers)
-    elif as_ is not None or mean is not None or std is not None or skip_bad:
-        raise DataError(f"--as, --mean, --std and --skip-bad are for a folder; {name} is what it is")
+        name = folder_name(as_ or expanded(from_).resolve().name)
+        how: dict[str, Any] = {"skip_bad": skip_bad, "mean": mean, "std": std, "test_share": test_share}
+        index, skipped = prepare_folder(from_, name, **how, workers=workers)
+        notes = index.notes
+    elif skip_bad or any(given is not None for given in (as_, mean, std, test_share)):
+        raise DataError(f"--as, --mean, --std, --test-share and --skip-bad are for a folder, and {name} is none")
     else:
         prepare(name, from_)
-    facts = describe(name) | {"skipped": skipped}
+    facts = describe(name) | {"skipped": skipped, "notes": notes}
     if json:
         say_json(jsons.dumps(facts, indent=1))
         return
     for line in skipped:
         say(f"skipped: {line}")
-    bare = "" if facts["classes"] else " without labels (they are the folders' names in train/)"
-    say(f"{name}: {_counts(facts)}{bare} in {store.root() / name}")
+    for line in notes:
+        say(line)
+    say(f"{name}: {_counts(facts)} in {store.root() / name}")
 
 
 def data_info(name: Positional[str], *, json: bool = False) -> None:
@@ -123,7 +130,7 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
     show(table)
 
 
-def data_show(name: Positional[str], *, out: Path | None = None, split: str = "train", columns: int = 12) -> None:
+def data_show(name: Positional[str], *, out: MaybePath = None, split: str = "train", columns: int = 12) -> None:
     """Writes a grid of images as PNG, a row for each class.
 
     Args:
@@ -141,11 +148,11 @@ def data_show(name: Positional[str], *, out: Path | None = None, split: str = "t
 def data_views(
     name: Positional[str],
     *,
-    out: Path | None = None,
+    out: MaybePath = None,
     count: int = 10,
     seed: int = 0,
     crop: Crop = "resized",
-    scale: tuple[float, float] | None = None,
+    scale: Annotated[tuple[float, float] | None, arg(metavar="LEAST MOST")] = None,
 ) -> None:
     """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
 
@@ -215,13 +222,6 @@ def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
     return _take(data, split, chosen), data.splits[split].labels[chosen].tolist(), data.classes
 
 
-def _folder_name(name: str) -> str:
-    odd = name in SOURCES or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > LONGEST
-    if odd or name in ("", KIND, store.DOWNLOADS) or name != name.encode(errors="ignore").decode():
-        raise DataError(f"a folder cannot be stored as {name[:80]!r}; give it another name with --as NAME")
-    return name
-
-
 def _label(label: int, classes: tuple[str, ...]) -> str:
     return "" if label == NO_LABEL else classes[label]
 
@@ -233,8 +233,14 @@ def _counts(facts: dict[str, Any]) -> str:
 def _about(name: str) -> str:
     if name in SOURCES:
         return SOURCES[name].about
+    if name == KIND:
+        return "any folder of images; marginlens data prepare folder --from PATH gives it a name"
     try:
         known = record(store.root() / name, name)
     except DataError as error:
         return str(error)
-    return f"a folder of images: {known.path}" if known.kind == KIND else "a data set of arrays"
+    if known.kind != KIND:
+        return "a data set of arrays"
+    counts = ", ".join(f"{count:,} {split}" for split, count in known.splits.items() if isinstance(count, int))
+    classes = f", {len(known.classes)} classes" if known.classes else ", without labels"
+    return f"a folder of images: {known.path} ({counts}{classes})"

@@ -49,6 +49,10 @@ class Facts(BaseModel):
     fingerprint: str
     checksum: str = ""
     """SHA-256 of everything else; "" in stores of older versions."""
+    test_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """An index: share of each class that was kept back as test images."""
+    skipped: list[str] = []
+    """An index: files that cannot be decoded."""
 
     @model_validator(mode="after")
     def _proper(self) -> Self:

@@ -1,7 +1,6 @@
 """Any folder of images as a data set: an index on disk, pixels decoded as they are needed.
 
-Two trees are understood: `train/<class>/*` with `val/<class>/*` or `test/<class>/*` beside it (ImageNet's layout), and
-any other folder, flat or nested, whose images have no labels and no split, which is enough to pre-train and to embed.
+`tree.read_tree` says which folders have classes. Images without labels are enough to pre-train and to embed.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial as bind
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from marginlens.data import store
 from marginlens.data.disk import FORMAT, Facts, array, partial, publish, save_record
 from marginlens.data.images import (
     MOST_BYTES,
-    SUFFIXES,
     as_rgb,
     decode,
     open_image,
@@ -37,11 +36,13 @@ from marginlens.data.images import (
     unwarned,
 )
 from marginlens.data.store import NO_LABEL, Images, Labels
+from marginlens.data.tree import TEST_NAMES, Tree, held_back, read_tree
 from marginlens.data.workers import end_with_parent, without_main
 from marginlens.errors import DataError
 from marginlens.files import MIB, expanded, flush, read, reason, save
+from marginlens.output import counted
+from marginlens.parameters import quoted
 
-TEST_NAMES = ("val", "test")
 KIND = "folder"
 _CHUNK = 64
 """Images that a process decodes at a time. For no more than these none is started: that takes seconds."""
@@ -84,6 +85,12 @@ class FolderIndex:
     fingerprint: str
     given: tuple[Any, Any] = (None, None)
     """Mean and std as the user gave them, which are then a part of the fingerprint."""
+    test_share: float = 0.0
+    """Share of each class that was kept back as test images."""
+    skipped: tuple[str, ...] = ()
+    """Files that cannot be decoded."""
+    notes: tuple[str, ...] = ()
+    """How the folder was read, for its owner; not kept on disk."""
 
 
 class _Seen(NamedTuple):
@@ -98,13 +105,13 @@ class _Seen(NamedTuple):
 
 
 def prepare_folder(path: Path, name: str, *, root: Path | None = None, **how: Any) -> tuple[FolderIndex, list[str]]:
-    """Write the index `name` of the images below a folder; return it, and what was skipped.
+    """Write the index `name` of the images below a folder; return it, and the files that were skipped.
 
-    `how` is what `index_folder` takes: skip_bad, mean, std, workers.
+    `how` is what `index_folder` takes: skip_bad, mean, std, test_share, workers.
     """
     store.check_target(name, expanded(path), root, KIND)
     index, bad = index_folder(path, name, **how)
-    _write(index, root or store.root())
+    write_folder(index, root)
     return index, bad
 
 
@@ -115,11 +122,13 @@ def index_folder(
     skip_bad: bool = False,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    test_share: float | None = None,
     workers: int = 2,
 ) -> tuple[FolderIndex, list[str]]:
-    """Decode every image below `path` once; return the index, and what was skipped.
+    """Decode every image below `path` once; return the index, and the files that were skipped.
 
-    Images that cannot be decoded are listed, and refused unless `skip_bad`. `workers`: processes that decode, 0: this.
+    Images that cannot be decoded are listed, and refused unless `skip_bad`. `test_share`: share of each class to keep
+    back as test images; not given, a fifth where each folder is a class. `workers`: processes that decode, 0: this.
     """
     if workers < 0:
         raise ValueError(f"workers is {workers}; it must be a number of processes, or 0 for none but this one")
@@ -127,26 +136,72 @@ def index_folder(
         if given is not None and not all(low <= x <= 1.0 for x in given):
             raise ValueError(f"{what} is {given}; it must be numbers from {low:g} to 1, as of pixels in [0, 1]")
     path = Path(os.path.realpath(expanded(path)))
-    found, classes = _walk(path)
-    seen = {split: _look_at(path, [file for file, _ in files], workers) for split, files in found.items()}
-    bad = [f"{s.file} ({s.error})" for part in seen.values() for s in part if s.error]
+    tree = read_tree(path)
+    share = _share(path, tree, test_share)
+    seen = {split: _look_at(path, [file for file, _ in files], workers) for split, files in tree.splits.items()}
+    bad = [s for part in seen.values() for s in part if s.error]
     if bad and not skip_bad:
-        listed = "; ".join(bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise DataError(f"{len(bad)} images below {path} cannot be decoded: {listed}. Repair them, or use --skip-bad")
+        _refuse(path, bad)
     kept = {
         split: [(s, label) for s, (_, label) in zip(seen[split], files, strict=True) if not s.error]
-        for split, files in found.items()
+        for split, files in tree.splits.items()
     }
     for split, files in kept.items():
         left = {label for _, label in files}
-        if lost := [name for label, name in enumerate(classes) if label not in left]:
-            raise DataError(f"{path / split}: no image of the class {lost[0]!r} can be decoded")
+        if lost := [name for label, name in enumerate(tree.classes) if label not in left]:
+            where = path if tree.share else path / split
+            raise DataError(f"{where}: no image of the class {lost[0]!r} can be decoded")
         if not files:
             raise DataError(f"{path}: no image of {split} can be decoded")
+    notes = list(tree.notes)
+    if share:
+        kept, said = _with_tests(kept["train"], tree.classes, share)
+        notes += said
     own_mean, own_std = _moments([s for split, part in kept.items() if split != "test" for s, _ in part])
     splits = {split: _file_split(part) for split, part in kept.items()}
-    digest = _fingerprint(splits, classes, (mean, std))
-    return FolderIndex(name, path, splits, classes, mean or own_mean, std or own_std, digest, (mean, std)), bad
+    digest = _fingerprint(splits, tree.classes, (mean, std))
+    index = FolderIndex(name, path, splits, tree.classes, mean or own_mean, std or own_std, digest, (mean, std))
+    index = replace(index, test_share=share, skipped=tuple(s.file for s in bad), notes=tuple(notes))
+    return index, [f"{s.file} ({s.error})" for s in bad]
+
+
+def _share(path: Path, tree: Tree, asked: float | None) -> float:
+    """Return the share of test images to keep back; raise for one that makes no sense for this folder."""
+    if asked is None:
+        return tree.share
+    if not 0.0 <= asked < 1.0:
+        raise ValueError(f"test_share is {asked:g}; it must be at least 0, for no test images, and below 1")
+    if asked and "test" in tree.splits:
+        held = next(name for name in TEST_NAMES if (path / name).is_dir())
+        raise DataError(f"test_share is {asked:g}, and {path} has test images of its own in {held}/; leave it out")
+    if asked and not tree.classes:
+        raise DataError(f"test_share is {asked:g}, and {path} is {tree.notes[0]}; or leave test_share out")
+    return float(asked)
+
+
+def _refuse(path: Path, bad: Sequence[_Seen]) -> NoReturn:
+    listed = "; ".join(f"{s.file} ({s.error})" for s in bad[:5]) + (f"; and {len(bad) - 5} more" if bad[5:] else "")
+    many = counted(len(bad), "image")
+    raise DataError(
+        f"{many} below {path} cannot be decoded: {listed}. Repair them, or skip them: "
+        f"marginlens data prepare folder --from {shlex.quote(str(path))} --skip-bad"
+    )
+
+
+def _with_tests(
+    files: list[tuple[_Seen, int]], classes: Sequence[str], share: float
+) -> tuple[dict[str, list[tuple[_Seen, int]]], list[str]]:
+    """Return the files to learn from and to test on, and what to say of it."""
+    held = held_back([s.digest for s, _ in files], [label for _, label in files], share)
+    test = [(s, label) for s, label in files if s.digest in held]
+    train = [(s, label) for s, label in files if s.digest not in held]
+    tested, learned = ({label for _, label in part} for part in (test, train))
+    if lost := [name for label, name in enumerate(classes) if label not in learned]:
+        raise DataError(f"every image of the class {lost[0]!r} is also in another class; remove the copies")
+    notes = [f"kept back as test images: {len(test)} of {len(files)}, a share of {share:g} of each class"]
+    if few := [name for label, name in enumerate(classes) if label not in tested]:
+        notes.append(f"only one image, so none to test on: {', '.join(few[:5])}{', ...' if few[5:] else ''}")
+    return ({"train": train, "test": test} if test else {"train": train}), notes
 
 
 def read_folder(name: str, root: Path | None = None) -> FolderIndex:
@@ -198,9 +253,38 @@ def _read(path: Path, name: str, record: Facts) -> FolderIndex:
         if record.checksum and (lengths is None or digests is None):
             raise DataError(f"{path} is damaged: {split} has lost its lengths or digests; prepare {name} again")
         splits[split] = FileSplit(files, labels, sizes, lengths, digests)
-    given = (record.model_extra or {}).get("given") or (None, None)
     numbers = (tuple(record.mean), tuple(record.std), record.fingerprint)
-    return FolderIndex(name, Path(record.path), splits, tuple(record.classes), *numbers, tuple(given))
+    index = FolderIndex(name, Path(record.path), splits, tuple(record.classes), *numbers, _given(path, record))
+    return replace(index, test_share=record.test_share, skipped=tuple(record.skipped))
+
+
+def _given(path: Path, record: Facts) -> tuple[Any, Any]:
+    """Return mean and std as they were given; an older version did not record them."""
+    given = (record.model_extra or {}).get("given") or [None, None]
+    parts = given if isinstance(given, list) else []
+    fine = [p is None or (isinstance(p, list) and len(p) == 3 and {*map(type, p)} <= {int, float}) for p in parts]
+    if fine != [True, True]:
+        raise DataError(f"{path / 'store.json'} is damaged: mean and std were given as {quoted(given)}; prepare again")
+    return tuple(parts[0] or ()) or None, tuple(parts[1] or ()) or None
+
+
+def unchanged(index: FolderIndex) -> bool:
+    """Return True if the folder still holds the files that were indexed, at their lengths.
+
+    Their content is compared when they are decoded.
+    """
+    if any(part.lengths is None for part in index.splits.values()):
+        return False
+    known = {
+        file: int(length)
+        for part in index.splits.values()
+        for file, length in zip(part.files, part.lengths if part.lengths is not None else (), strict=True)
+    }
+    files = {file for part in read_tree(index.path).splits.values() for file, _ in part} - {*index.skipped}
+    try:
+        return files == known.keys() and all((index.path / file).stat().st_size == known[file] for file in files)
+    except OSError:
+        return False
 
 
 _MOST_FILES = 100_000_000
@@ -261,80 +345,6 @@ def crop(path: Path, content: bytes, box: Iterable[int], size: int, before: tupl
     cut = upright.crop((x, y, right, bottom))
     inner = (area[0] - x, area[1] - y, min(area[2] - x, cut.width), min(area[3] - y, cut.height))
     return pixels(cut.resize((size, size), Image.Resampling.BILINEAR, box=inner))
-
-
-def _walk(path: Path) -> tuple[dict[str, list[tuple[str, int]]], tuple[str, ...]]:
-    """Files and labels of each split, in order of their names, and the classes."""
-    if not os.path.isdir(path):
-        raise DataError(f"{path} is not a folder; give one with images, or with train/<class>/ in it")
-    train = path / "train"
-    if not train.is_dir():
-        files = list(_images(path, path))
-        if not files:
-            raise DataError(f"{path} has no images; {', '.join(SUFFIXES)} are read")
-        return {"train": [(f, NO_LABEL) for f in files]}, ()
-    classes = tuple(sorted(p.name for p in _inside(train) if _is_class(p)))
-    if len(classes) < 2:
-        what = f"has one class, {classes[0]!r}" if classes else "has no class folders"
-        raise DataError(f"{train} {what}; give the folder of images itself to use it without labels")
-    held = next((n for n in TEST_NAMES if (path / n).is_dir()), None)
-    found = {"train": _labelled(path, "train", classes)}
-    if held:
-        found["test"] = _labelled(path, held, classes)
-    return found, classes
-
-
-def _labelled(path: Path, split: str, classes: tuple[str, ...]) -> list[tuple[str, int]]:
-    known = {name: i for i, name in enumerate(classes)}
-    strangers = sorted(p.name for p in _inside(path / split) if _is_class(p) and p.name not in known)
-    if strangers:
-        raise DataError(f"{path / split} has a class {strangers[0]!r} that {path / 'train'} has not")
-    found = []
-    for name in classes:
-        files = list(_images(path / split / name, path)) if (path / split / name).is_dir() else []
-        if not files:
-            raise DataError(f"{path / split / name} has no images; {', '.join(SUFFIXES)} are read")
-        found += [(f, known[name]) for f in files]
-    return found
-
-
-def _is_class(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
-
-
-def _images(folder: Path, root: Path) -> Iterator[str]:
-    """Of a folder and those below, in order of their names; links are followed, what is hidden is left alone."""
-    for file in sorted(_files(folder, {folder.resolve()})):
-        name = file.relative_to(root).as_posix()
-        _check_name(name, file)
-        yield name
-
-
-def _check_name(name: str, file: Path) -> None:
-    if "\n" in name or name != name.encode(errors="ignore").decode():
-        raise DataError(f"{str(file)!r} has a name that cannot be kept in a list of names; rename it")
-
-
-def _files(folder: Path, above: set[Path]) -> Iterator[Path]:
-    for path in _inside(folder):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            real = path.resolve()
-            if real in above:
-                raise DataError(f"{path} is a link to a folder that it is in; remove it")
-            yield from _files(path, above | {real})
-        elif path.suffix.lower() in SUFFIXES and path.is_file():
-            yield path
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        if folder.name == "lost+found":  # which a disk has at its root, for its administrator alone
-            return []
-        raise DataError(f"{folder} cannot be read ({reason(error)}); move it away, or change its permissions") from None
 
 
 def _look_at(path: Path, files: list[str], workers: int) -> list[_Seen]:
@@ -401,7 +411,10 @@ def _fingerprint(splits: dict[str, FileSplit], classes: tuple[str, ...], given: 
     return digest.hexdigest()
 
 
-def _write(index: FolderIndex, root: Path) -> None:
+def write_folder(index: FolderIndex, root: Path | None = None) -> None:
+    """Write an index under its name, in place of one of that name."""
+    store.check_target(index.name, index.path, root, KIND)
+    root = root or store.root()
     with partial(root, index.name, _own) as folder:
         for split, part in index.splits.items():
             save(folder / f"{split}-files.txt", "\n".join(part.files).encode())
@@ -421,6 +434,8 @@ def _write(index: FolderIndex, root: Path) -> None:
             "mean": list(index.mean),
             "std": list(index.std),
             "given": [part and list(part) for part in index.given],
+            "test_share": index.test_share,
+            "skipped": list(index.skipped),
             "fingerprint": index.fingerprint,
         }
         save_record(folder, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import shlex
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -94,7 +95,9 @@ def page(out: Positional[Path], *, run: tuple[Path, ...] = ()) -> None:
 def _check_place(out: Path) -> None:
     """Raise, before anything is computed, if the page cannot be written there."""
     if out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file in it: marginlens lens page {out / 'lens.html'}")
+        raise ValueError(
+            f"{out} is a folder; name a file in it: marginlens lens page {shlex.quote(str(out / 'lens.html'))}"
+        )
     if not out.parent.is_dir():
         raise ValueError(f"the folder {out.parent} does not exist; create it first, or name a file elsewhere")
     check_replaceable(out, pages.MARK)

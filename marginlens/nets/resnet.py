@@ -27,6 +27,12 @@ class Stem:
     stride: int
     maxpool: bool
 
+    @property
+    def about(self) -> str:
+        """In words."""
+        pool = "and a max-pool" if self.maxpool else "no max-pool"
+        return f"{self.kernel}x{self.kernel} at stride {self.stride} {pool}"
+
 
 STEMS = {
     "small": Stem(kernel=3, stride=1, maxpool=False),

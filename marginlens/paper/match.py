@@ -107,7 +107,7 @@ def _rehearsed(cell: Cell, ran: Pretrain) -> Pretrain | None:
         settings: Pretrain = build(Pretrain, variants(cell, ran.epochs, ran.data))
     except ValueError:
         return None
-    return settings
+    return settings if settings.size else settings.model_copy(update={"size": ran.size})  # a folder's own
 
 
 def _alike(one: Pretrain | None, other: Pretrain) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from marginlens.files import check_replaceable, deliver, expanded, is_stream, reason, writing
 from marginlens.files import text as text_of
+from marginlens.options import MaybePath
 from marginlens.output import legible, say, say_json
 from marginlens.paper import TABLES
 from marginlens.parameters import hint
@@ -38,10 +39,10 @@ def report(
     out: Path = Path("report"),
     only: tuple[str, ...] = (),
     paper: bool = False,
-    markdown: Path | None = None,
-    latex: Path | None = None,
-    insert: Path | None = None,
-    rates: Path | None = None,
+    markdown: MaybePath = None,
+    latex: MaybePath = None,
+    insert: MaybePath = None,
+    rates: MaybePath = None,
     json: bool = False,
 ) -> None:
     """Writes a report: means over the seeds of each setting, curves, and the paper's tables with our numbers beside.

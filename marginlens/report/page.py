@@ -228,7 +228,7 @@ def _run(run: Run, places: Sequence[Place], copies: Sequence[str]) -> dict[str, 
 def _words(run: Run) -> tuple[str, ...]:
     """Return a run's method, data, effect, epochs and other settings in words."""
     chosen = run.settings
-    epochs = f"{chosen.epochs} epoch{'s' * (chosen.epochs != 1)}"
+    epochs = counted(chosen.epochs, "epoch")
     return chosen.method, chosen.data, chosen.effect, epochs, apart(chosen)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marginlens.methods import METHODS
+from marginlens.output import counted
 from marginlens.paper.match import worth
 from marginlens.report.figures import COLOURS, LINES, Panel, Point, logarithmic, panels, picture
 from marginlens.report.grids import Grid, Item, Piece, mean_item, measure, say
@@ -168,7 +169,7 @@ def _panels(groups: Sequence[Sequence[tuple[Run, Series]]], rows: Mapping[str, s
     return [
         logarithmic(
             f"{list(METHODS)[method]} {data}: {measured}{f', {split}' * bool(split)}",
-            f"the layer's learning rate ({epochs} epochs of pre-training)",
+            f"the layer's learning rate ({counted(epochs, 'epoch')} of pre-training)",
             same | dict(lines[i : i + LINES]),
         )
         for method, data, measured, epochs, split in sorted(found)
@@ -218,7 +219,8 @@ def _row(group: Sequence[tuple[Run, Series]], rates: Sequence[float]) -> tuple[I
     first, probes = group[0]
     chosen = first.settings
     besides = apart(chosen)
-    about = f"{chosen.method} {chosen.data} {chosen.effect}, {chosen.epochs} epochs{f', {besides}' if besides else ''}"
+    about = f"{chosen.method} {chosen.data} {chosen.effect}, {counted(chosen.epochs, 'epoch')}"
+    about += f", {besides}" if besides else ""
     norms = [
         known.feature_norm for _, held in group for known in list(held.values())[:1] if known.feature_norm is not None
     ]

@@ -15,16 +15,19 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 import marginlens as ml
-from marginlens.data.sources import recipes
+from marginlens.data.folder import FolderIndex
+from marginlens.data.prepare import open_data, ready
+from marginlens.data.sources import SOURCES, recipes
 from marginlens.files import expanded, opened, reason
 from marginlens.methods import METHODS
 from marginlens.methods.protocol import check_no_negatives
-from marginlens.nets.resnet import ENCODERS, STEMS
+from marginlens.nets.resnet import ENCODERS, STEMS, default_stem
 from marginlens.nets.split_norm import divides
-from marginlens.settings import LARGEST, SMALLEST, Scale, Settings, build, known
+from marginlens.settings import Scale, Settings, Size, build, known
 
 
 def _count(value: Any) -> int:
@@ -92,13 +95,17 @@ class Pretrain(Settings):
     recipes = {name: method_recipe(name) for name in METHODS} | recipes("pretrain")
 
     method: str = Field("mocov3", description=f"One of {', '.join(METHODS)}.")
-    data: str = Field("cifar10", description="A prepared data set: shapes, cifar10, ..., or a folder's name.")
+    data: str = Field(
+        "cifar10",
+        description="A data set (marginlens data list), or a folder of images, which is prepared first. A name that "
+        "both have is the data set's: write ./NAME for the folder.",
+    )
     effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
     epochs: int = Field(200, ge=1, description="Passes over the training images.")
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of weights, order and views.")
     encoder: str = Field("resnet18", description="tiny, resnet18, resnet34 or resnet50.")
     stem: str = Field("auto", description="small, small-pool, imagenet, or auto: what suits the image size.")
-    size: int = Field(32, ge=SMALLEST, le=LARGEST, description="Side of the views in pixels.")
+    size: Size = Field(32, description="Side of the views in pixels; of a folder of images, 0: what suits them.")
     split: str = Field("train", description="Images to learn from; several splits are joined by +.")
     limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
     weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
@@ -140,9 +147,14 @@ class Pretrain(Settings):
         if not isinstance(given, Mapping):
             return given
         method = str(given.get("method", cls.model_fields["method"].default))
-        data = _OF_DATA.get(str(given.get("data", cls.model_fields["data"].default)), {})
+        name = str(given.get("data", cls.model_fields["data"].default))
+        data = _OF_DATA.get(name, {})
         data = {name: value for name, value in data.items() if method in METHODS and takes(method, name)}
         recipe = method_recipe(method) | data
+        if str(given.get("size")) == "0":  # as if it were not given
+            given = {name: value for name, value in given.items() if name != "size"}
+        if name not in SOURCES:
+            recipe["size"] = 0  # `at_hand` looks at the images
         usual = {name: cls.model_fields[name].default for name in ("batch", "epochs")}
         if "bn_splits" in recipe:
             part = usual["batch"] // recipe["bn_splits"]
@@ -194,6 +206,42 @@ class Pretrain(Settings):
         elif self.beta == 0.0:
             raise ValueError(f"beta is 0, which leaves {self.method} without negatives; that is byol: --method byol")
         return self
+
+
+SIDES = (224, 96, 64)
+"""Sides of views that folders of images get: ImageNet's, and those of STL-10 and Tiny ImageNet in the recipe."""
+
+
+def at_hand(settings: Pretrain, workers: int = 2) -> tuple[Pretrain, tuple[str, ...]]:
+    """Return the settings with data that can be opened by name, and a size; and what was chosen, in lines.
+
+    A folder of images is prepared, and its name takes the place of its path.
+    """
+    name, notes = ready(settings.data, workers)
+    settings = settings.model_copy(update={"data": name})
+    if settings.size:
+        return settings, notes
+    size, why = choose_size(name)
+    settings = settings.model_copy(update={"size": size})
+    if why:
+        stem = default_stem(settings.encoder, size) if settings.stem == "auto" else settings.stem
+        net = f"encoder: {settings.encoder} with the stem {stem}, {STEMS[stem].about} (--encoder and --stem set others)"
+        notes = (*notes, f"size: {size} px, {why} (--size sets another)", net)
+    return settings, notes
+
+
+def choose_size(data: str) -> tuple[int, str]:
+    """Return the side of the views for a data set without a recipe, and the reason if its images decide it.
+
+    A folder gets the largest of `SIDES` at which the median image is enlarged by at most a tenth: 224 px from a short
+    side of 202 on, 96 from 87 on, 64 from 58 on. Smaller ones, and arrays, get 32 px as CIFAR.
+    """
+    found = open_data(data)
+    if not isinstance(found, FolderIndex):
+        return 32, ""
+    side = int(np.median(np.concatenate([part.sizes.min(1) for part in found.splits.values()])))
+    size = next((size for size in SIDES if side >= 0.9 * size), 32)
+    return size, f"because the median short side of the images is {side} px"
 
 
 NUMERICS = 1

@@ -5,6 +5,7 @@ The backbone is frozen: eval mode, no gradients, and its checksum is compared be
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from marginlens import evals
 from marginlens.data.feed import Feed, open_feed
+from marginlens.data.prepare import ready
 from marginlens.devices import choose_device, choose_precision, placed
 from marginlens.errors import Stopped, disk, memory
 from marginlens.evals.knn import Knn
@@ -86,13 +88,16 @@ def evaluate(
         raise ValueError(f"{name} is measured on the data that the run learned from, not on {to!r}")
     if settings is not None and not isinstance(settings, evaluation.settings):
         raise TypeError(f"the settings of {name} are a {evaluation.settings.__name__}, not {settings!r}")
-    data = to or run.settings.data
+    data, notes = ready(to, workers) if to else (run.settings.data, ())
+    for line in notes:
+        Display("", quiet=quiet).say(line)
     chosen = evals.usual(name, data, settings.model_dump(exclude_unset=True) if settings else None)
     feed = open_feed(data, choose_device(device), workers)
     if not to and feed.fingerprint != run.data:
         raise ValueError(
             f"the content of {data} has changed since {run.path} learned from it; "
-            f"prepare it as it was, or use marginlens transfer --to {data}"
+            f"prepare it as it was, or measure the run on what it is now: "
+            f"marginlens transfer {shlex.quote(str(run.path))} --to {shlex.quote(data)}"
         )
     wanted = build(Wanted, {"kind": name, "data": data, "settings": chosen, "beside": tuple(beside)})
     return _evaluate(run, wanted, feed, again, quiet)

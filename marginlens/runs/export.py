@@ -17,13 +17,14 @@ from safetensors.torch import save
 from marginlens import evals
 from marginlens.data.feed import Feed, Files, open_feed
 from marginlens.data.folder import index_folder
+from marginlens.data.prepare import folder_of
 from marginlens.data.sources import SOURCES
 from marginlens.data.store import exists
 from marginlens.devices import choose_device, choose_precision, placed
 from marginlens.errors import DataError, memory
 from marginlens.evals.features import features, plain_images
 from marginlens.files import expanded, put_new, writing
-from marginlens.output import legible
+from marginlens.output import counted, legible
 from marginlens.runs.evaluate import to_lower
 from marginlens.runs.model import fingerprint, load_backbone_of
 from marginlens.runs.records import Evaluation
@@ -50,7 +51,8 @@ def embed(
     run, path = open_run(run), _free(out, ".files.txt")
     where = choose_device(device)
     backbone = placed(load_backbone_of(run), where)
-    with _feed(str(data), where, workers, skip_bad) as (feed, skipped):
+    at = data if isinstance(data, str) else os.path.join(os.curdir, data)  # a Path is never a data set's name
+    with _feed(at, where, workers, skip_bad) as (feed, skipped):
         split = split or feed.splits[0]
         labels, size = feed.labels(split), size or run.settings.size
         precision = choose_precision(run.settings.amp if where.type == "cuda" else "off", where)
@@ -167,22 +169,20 @@ _MARKUP = re.compile(r"[\\`*{}\[\]<>#!|&~]|__|^[-+]|\]\(")
 
 def _how(found: Evaluation) -> str:
     how, holdout = evals.get(found.kind).how(found), getattr(found.settings, "holdout", 0)
-    how += f", on {holdout} images kept back from training" if holdout else ""
+    how += f", on {counted(holdout, 'image')} kept back from training" if holdout else ""
     return f"{how}; it diverged, and says nothing about the backbone" if found.diverged else how
 
 
 @contextmanager
 def _feed(data: str, where: torch.device, workers: int, skip_bad: bool) -> Iterator[tuple[Feed, list[str]]]:
     """Yield a folder, indexed on the fly, or a prepared data set, and the images that were skipped."""
-    path = expanded(data)
-    if path.is_dir() and "/" not in data and exists(data):
-        raise DataError(f"{data} is both a folder and a prepared data set; write ./{data} for the folder, or rename it")
-    if not path.is_dir():
-        if data not in SOURCES and not exists(data):
+    path = folder_of(data)
+    if path is None or not path.is_dir():
+        if path is not None or (data not in SOURCES and not exists(data)):
             raise DataError(f"{data} is neither a folder with images nor a prepared data set (marginlens data list)")
         yield open_feed(data, where, workers), []
         return
-    index, bad = index_folder(path, "folder", skip_bad=skip_bad, workers=max(workers, 1))
+    index, bad = index_folder(path, "folder", skip_bad=skip_bad, test_share=0.0, workers=max(workers, 1))
     yield Files(index, where, workers), bad
 
 

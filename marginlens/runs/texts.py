@@ -17,7 +17,7 @@ from marginlens.runs.records import Evaluation
 from marginlens.runs.run import Run
 from marginlens.runs.store import records
 
-NOTE = "* by an evaluation that is not the recipe's; marginlens runs show says which"
+NOTE = "* by an evaluation that is not the recipe's; marginlens runs show RUN says which"
 DIVERGED = " (diverged)"
 """Mark behind the accuracy of a probe that diverged: its loss ended far above guessing's."""
 

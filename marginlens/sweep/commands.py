@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
+from marginlens.data.prepare import ready
+from marginlens.errors import DataError
 from marginlens.evals import HEADLINE
 from marginlens.options import COMMON, options, read_config, settle, show
-from marginlens.output import PLAIN, errors, legible, say, say_json
+from marginlens.output import PLAIN, counted, errors, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
 from marginlens.parameters import hint, quoted
-from marginlens.runs.config import Pretrain
+from marginlens.runs.config import Pretrain, choose_size
 from marginlens.settings import build
 from marginlens.sweep import conduct
 from marginlens.sweep import grid as grids
@@ -85,8 +87,11 @@ def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[Rep
         say_json(show(chosen, place))
         return
     found, notes = _select(chosen.tables, chosen.only, chosen.readings)
-    ask = (chosen.epochs or None, chosen.dataset or None, chosen.probe_epochs or None)
+    dataset = _named(chosen.dataset, place.workers) if chosen.dataset else None
+    ask = (chosen.epochs or None, dataset, chosen.probe_epochs or None)
     asked = [(cell, cells.job(cell, seed, *ask)) for seed in range(chosen.seeds) for cell in found]
+    sized = _sized([job.settings for _, job in asked])
+    asked = [(cell, job.model_copy(update={"settings": own})) for (cell, job), own in zip(asked, sized, strict=True)]
     of: Cells = {}
     for cell, job in asked:
         of.setdefault(job.settings, []).append(f"{TABLES[cell.table].name}: {cell.path}")
@@ -173,12 +178,46 @@ def _check_type(config: str, name: str, value: Any) -> None:
 def _grid_jobs(base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any]]) -> list[Job]:
     if not axes:
         raise ValueError('--grid is missing: a setting and its values, such as --grid "seed=0|1|2"')
+    base, place, axes = _folders_prepared(base, place, axes)
     jobs = []
-    for settings in grids.expand(base, axes):
+    for settings in _sized(grids.expand(base, axes)):
         own = [wanted(HEADLINE, settings.data, place.probe_epochs or None, place.holdout)] if place.probe else []
         others = [wanted("transfer", name, place.probe_epochs or None, place.holdout) for name in place.transfer_to]
         jobs.append(Job(settings=settings, evaluations=(*own, *others)))
     return merge(evenly(jobs))
+
+
+def _folders_prepared(
+    base: dict[str, Any], place: SweepPlace, axes: dict[str, list[Any]]
+) -> tuple[dict[str, Any], SweepPlace, dict[str, list[Any]]]:
+    """Return all three with the names of data sets in place of folders of images, which are prepared first."""
+    base = base | {key: _named(data, place.workers) for key, data in base.items() if key == "data"}
+    axes = axes | {key: [_named(d, place.workers) for d in values] for key, values in axes.items() if key == "data"}
+    others = tuple(_named(data, place.workers) for data in place.transfer_to)
+    return base, place.model_copy(update={"transfer_to": others}), axes
+
+
+def _named(data: Any, workers: int) -> Any:
+    """Return the name of a data set, prepared first if it is a folder of images; anything but text as it is."""
+    if not isinstance(data, str):
+        return data
+    found = ready(data, workers)
+    for line in found.notes:
+        say(line, error=True)
+    return found.name
+
+
+def _sized(several: Sequence[Pretrain]) -> list[Pretrain]:
+    """Return the settings with a size: a folder's own where none is given."""
+    sizes: dict[str, int] = {}
+    for data in dict.fromkeys(one.data for one in several if not one.size):
+        try:
+            sizes[data], why = choose_size(data)
+        except DataError:  # it is perhaps prepared where the runs are
+            sizes[data], why = 32, "because it is not prepared here"
+        if why:
+            say(f"{data}: views of {sizes[data]} px, {why} (--size sets another)", error=True)
+    return [one if one.size else one.model_copy(update={"size": sizes[one.data]}) for one in several]
 
 
 def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> tuple[list[Cell], list[str]]:
@@ -206,7 +245,7 @@ def _select(tables: Sequence[str], only: Sequence[str], every_reading: bool) -> 
     for cell in found:
         if cell.settings is None:
             unable.setdefault(cell.why_not, []).append(cell)
-    notes = [f"left out: {len(few)} cells, the first {few[0].address}: {why}" for why, few in unable.items()]
+    notes = [f"left out: {counted(len(few), 'cell')}, the first {few[0].address}: {why}" for why, few in unable.items()]
     if not able:
         raise ValueError(f"none of these cells can be run: {next(iter(unable))}")
     return able, [*nothing, *notes]

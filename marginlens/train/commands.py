@@ -12,12 +12,13 @@ from pydantic import Field
 from tyro.conf import OmitArgPrefixes, Positional
 
 from marginlens import evals
-from marginlens.data.prepare import open_data
+from marginlens.data.prepare import clash, open_data
 from marginlens.files import expanded
 from marginlens.options import options, perform
+from marginlens.output import counted
 from marginlens.output import say as say_new
 from marginlens.runs import export as embedding
-from marginlens.runs.config import Pretrain, run_name
+from marginlens.runs.config import Pretrain, at_hand, run_name
 from marginlens.runs.evaluate import evaluate
 from marginlens.runs.records import Evaluation
 from marginlens.runs.run import open_run
@@ -53,13 +54,13 @@ class Beside(Settings):
 class Elsewhere(Settings):
     """Where to transfer to."""
 
-    to: str = Field(description="The prepared data set to transfer to.")
+    to: str = Field(description="A data set to transfer to, or a folder of images, which is prepared first.")
 
 
 class EmbedPlace(Machine):
     """The images to embed."""
 
-    data: str = Field(description="A folder of images, or the name of a prepared data set.")
+    data: str = Field(description="A folder of images, or a data set. A name that both have is the data set's: ./NAME.")
     out: str = Field(description="The safetensors file to write.")
     split: str = Field("", description="The split to embed; not given: the first one.")
     size: Size = Field(0, description="Side of the images in pixels; 0: as in pre-training.")
@@ -92,12 +93,18 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
         marginlens pretrain --data cifar10 --seed 1 --runs ~/runs --resume
 
+        marginlens pretrain --data ./photos --encoder tiny --epochs 20
+
         marginlens pretrain --config settings.yaml --lr 0.03 --print-config
 
         marginlens pretrain --config RUN/config.json --seed 1
     """
 
     def act(chosen: Pretrain, place: PretrainPlace) -> dict[str, Any]:
+        both = clash(chosen.data)
+        chosen, notes = at_hand(chosen, place.workers)
+        for line in (both, *notes) if both else notes:
+            say_new(line, error=True)
         if place.resume:
             folder = expanded(place.runs) / run_name(chosen, open_data(chosen.data).fingerprint)
             if not folder.exists():
@@ -107,7 +114,7 @@ def pretrain(settings: OmitArgPrefixes[PretrainOptions]) -> None:
 
     def say(found: dict[str, Any]) -> str:
         near = f", kNN {found['knn']:.2f} %" if "knn" in found else ""
-        done = f"{found['run']}: {found['epochs']} epoch{'s' * (found['epochs'] > 1)}, loss {found['loss']:.4f}{near}"
+        done = f"{found['run']}: {counted(found['epochs'], 'epoch')}, loss {found['loss']:.4f}{near}"
         return f"{done}\nnext: marginlens {_next(found['run'])}"
 
     perform((Pretrain, PretrainPlace), dict(settings), act, say)
@@ -171,6 +178,8 @@ def embed(run: Positional[Path], settings: OmitArgPrefixes[EmbedOptions]) -> Non
 
     def act(place: EmbedPlace) -> dict[str, Any]:
         where = place.model_dump()
+        if both := clash(place.data):
+            say_new(both, error=True)
         return embedding.embed(open_run(run), where.pop("data"), where.pop("out"), **where)
 
     def say(written: dict[str, Any]) -> str:
@@ -202,7 +211,7 @@ def _accuracy(found: dict[str, Any]) -> str:
     record = Evaluation.model_validate({k: v for k, v in found.items() if not k.startswith("beside")})
     more = f", top-5 {record.top5:.2f} %" if record.top5 is not None else ""
     kept = getattr(record.settings, "holdout", 0)
-    on = f"{kept:,} images kept back from training" if kept else "the test set"
+    on = f"{counted(kept, 'image')} kept back from training" if kept else "the test set"
     said = "it diverged" if record.diverged else evals.get(record.kind).remark(record)
     remark = f"; {said}" if said else ""
     lines = [f"{record.name}: top-1 {record.top1:.2f} %{more}, on {on}{remark}"]

@@ -27,10 +27,10 @@ from marginlens.evals.features import features, plain_images, spread
 from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.methods import METHODS
 from marginlens.methods.protocol import module_of, unmarked
-from marginlens.output import Display
+from marginlens.output import Display, counted
 from marginlens.runs import checkpoint, records, work
 from marginlens.runs import work as lock
-from marginlens.runs.config import Pretrain, takes
+from marginlens.runs.config import Pretrain, at_hand, takes
 from marginlens.runs.model import fingerprint, make_encoder, make_method, make_views
 from marginlens.runs.run import EVALUATION_FILES, Run
 from marginlens.train import engine as engines
@@ -68,7 +68,7 @@ def pretrain(
     A complete run is returned without training. An interrupted run needs `resume=True`.
 
     Args:
-        settings: Everything that determines the result.
+        settings: Everything that determines the result; a folder of images given as `data` is prepared first.
         runs: Folder of runs.
         resume: Continue the same run if it was interrupted.
         device: "auto", "cpu", "cuda" or "cuda:0".
@@ -84,6 +84,9 @@ def pretrain(
     if isinstance(lens, bool) or not isinstance(lens, int) or lens < 0:
         raise ValueError(f"lens is {lens!r}; it must be a number of steps, or 0 for none")
     where = choose_device(device)
+    settings, notes = at_hand(settings, workers)
+    for line in notes:
+        Display("", quiet=quiet).say(line)
     feed = open_feed(settings.data, where, workers)
     samples = check_data(settings, feed)
     engines.check(engine, feed, choose_precision(settings.amp, where))
@@ -176,9 +179,9 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             display.say(f"resuming {run.path} at step {trainer.step} of {trainer.total}")
         else:
             if done := len(run.metrics):
-                kept = f"records of {done} of {trainer.settings.epochs} epochs, but no checkpoint"
+                kept = f"records of {done} of {counted(trainer.settings.epochs, 'epoch')}, but no checkpoint"
                 display.say(f"{run.path} has {kept}: starting over")
-            display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
+            display.say(f"{run.path}: {counted(trainer.total, 'step')} of {counted(trainer.settings.batch, 'image')}")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little about others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)

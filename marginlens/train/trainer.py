@@ -18,6 +18,7 @@ from marginlens.devices import autocast
 from marginlens.errors import Stopped
 from marginlens.methods.protocol import Method, module_of
 from marginlens.nets.ema import MOMENTA, learning_rate
+from marginlens.output import counted
 from marginlens.runs import checkpoint
 from marginlens.runs.config import Pretrain
 from marginlens.runs.run import Run
@@ -91,7 +92,8 @@ def check_data(settings: Pretrain, feed: Feed) -> int:
     """Return the number of images to learn from. Raise if the data do not fit the settings."""
     samples = len(feed.labels(settings.split))
     if settings.limit > samples:
-        raise ValueError(f"limit is {settings.limit}, but {feed.name} has {samples:,} images in {settings.split}")
+        has = counted(samples, "image")
+        raise ValueError(f"limit is {settings.limit}, but {feed.name} has {has} in {settings.split}")
     if settings.weak_crop == "padded" and feed.size != (settings.size, settings.size):
         has = "many sizes" if feed.size is None else "{} x {} px".format(*feed.size)
         raise ValueError(
@@ -100,7 +102,7 @@ def check_data(settings: Pretrain, feed: Feed) -> int:
         )
     samples = settings.limit or samples
     if settings.batch > samples:
-        raise ValueError(f"batch is {settings.batch}, but there are only {samples:,} images; lower --batch")
+        raise ValueError(f"batch is {settings.batch}, but there are only {counted(samples, 'image')}; lower --batch")
     return samples
 
 

@@ -102,7 +102,7 @@ def test_kinds_of_images(tmp_path):
 def test_undecodable_images_are_listed(tree):
     (tree / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
     (tree / "train" / "dog" / "empty.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"2 images .*train/cat/broken.jpg .*train/dog/empty.png.* use --skip-bad"):
+    with pytest.raises(DataError, match=r"2 images .*train/cat/broken.jpg .*train/dog/empty.png.*--skip-bad"):
         prepare_folder(tree, "pets")
     index, skipped = prepare_folder(tree, "pets", skip_bad=True)
     assert len(index.splits["train"]) == 6

@@ -66,8 +66,8 @@ def test_what_comes_next_is_what_the_data_allow(capsys, tmp_path):
             jpeg(tmp_path / "pets" / "train" / name / f"{i}.jpg", rng, size=(20, 24))
     said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets", "--as", "pets").out
     assert "without labels" not in said
-    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets/train", "--as", "bare").out
-    assert "8 train without labels (they are the folders' names in train/) in" in said
+    said = run(capsys, "data", "prepare", "folder", "--from", tmp_path / "pets/train/a", "--as", "bare").out
+    assert "without labels" in said
     for data, after in (("pets", r"probe (\S+) --holdout 1"), ("bare", r"embed (\S+) --data bare --out f\S+")):
         said = run(capsys, *words(data=data, limit=0, batch=4, epochs=1, runs=tmp_path / "runs", workers=0)).out
         line = re.search(f"^next: marginlens {after}$", said, flags=re.M)
@@ -108,6 +108,13 @@ def test_print_config_is_what_runs_and_reads_back(capsys, tmp_path):
     )
     for command in ("probe", "knn"):
         assert json.loads(run(capsys, command, found.path, "--print-config").out)["holdout"] == 0
+
+
+def test_one_of_a_kind_is_not_several(capsys, tmp_path):
+    said = run(capsys, *words(batch=24, epochs=1, runs=tmp_path))
+    assert "1 step of 24 images" in said.err
+    (folder,) = tmp_path.iterdir()
+    assert "1 image kept back from training" in run(capsys, "probe", folder, "--epochs", 1, "--holdout", 1).out
 
 
 def test_the_same_from_python(tmp_path):
@@ -152,13 +159,13 @@ MISTAKES = {
     "limit is 99, but little has 32 images in train": words(limit=99),
     "emphasis(s=5): without negatives s multiplies the whole gradient": words(method="byol", effect="emphasis(s=5)"),
     "there is no effect 'emfasis'; did you mean 'emphasis'?": words(effect="emfasis(s=5)"),
-    "size is 4; it must be greater than or equal to 8": words(size=4),
+    "size is 4; it must be from 8 to": words(size=4),
     "padded crop needs images of the views' size, 8 px, but little has 16 x 16 px": words(weak_crop="padded"),
     "little has no split 'validation'; it has train, test": words(split="validation"),
     "device 'cuda:99' cannot be used: 0 CUDA devices are here": words(device="cuda:99"),
     "there is no device 'meta'; there are auto, cpu, cuda": words(device="meta"),
     "tau is 1e-300; it must be greater than or equal to 0.0001": words(tau="1e-300"),
-    "'/some/folder' is not the name of a data set; run: marginlens data prepare folder": words(data="/some/folder"),
+    "/some/folder is not a folder; give one with images": words(data="/some/folder"),
     "amp is 'bf16', which is for CUDA": words(amp="bf16"),
     "invalid choice 'linear' for argument '--ema-schedule'": words(ema_schedule="linear"),
     "cannot write to": words(runs="/proc/nope"),

@@ -103,7 +103,7 @@ REFUSED = {
     "seed is yes; it is not a switch: give its value": {"seed": True},
     "effect is no; it is not a switch": {"effect": False},
     "amp is yes; it is not a switch": {"amp": True},
-    "size is 4; it must be greater than or equal to 8": {"size": 4},
+    "size is 4; it must be from 8 to": {"size": 4},
     "warmup is 3 of 3 epochs; it must be shorter": {"epochs": 3, "warmup": 3},
     "crop_scale is 0.8 0.2; it must be two numbers in (0, 1], the smaller first": {"crop_scale": (0.8, 0.2)},
     "ema means nothing to simclr; leave it out": {"method": "simclr", "ema": 0.9},

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,7 +168,7 @@ def test_a_folder_can_be_learned_from_and_probed(tmp_path):
     assert isinstance(open_feed("pets", torch.device("cpu")), Files)
     given = prepare_folder(tmp_path / "pets", "pets", mean=(0.0,) * 3, std=(1.0,) * 3)[0]
     assert given.fingerprint != run.data  # other pixels reach the backbone, so it is other data
-    with pytest.raises(ValueError, match="its content has changed since"):
+    with pytest.raises(ValueError, match="content of pets has changed since"):
         ml.knn(run, workers=0, quiet=True)
     with pytest.raises(ValueError, match="the padded crop needs images of the views' size"):
         ml.pretrain(settings(data="pets", limit=0, weak_crop="padded"), runs=tmp_path / "runs")
@@ -195,7 +196,16 @@ def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
 def test_a_folder_and_a_data_set_of_one_name(whole, tmp_path, monkeypatch):
     (tmp_path / "little").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"little is both a folder and a prepared data set; write \./little "):
-        ml.embed(whole, "little", "f.safetensors")
-    with pytest.raises(ValueError, match="has no images"):
-        ml.embed(whole, "./little", "f.safetensors")
+    assert ml.embed(whole, "little", "f.safetensors")["rows"] == 32
+    for folder in ("./little", Path("little"), tmp_path / "little"):
+        with pytest.raises(ValueError, match="has no images"):
+            ml.embed(whole, folder, "g.safetensors")
+
+
+def test_all_images_of_a_folder_are_embedded_and_none_is_kept_back(whole, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        for i in range(5):
+            jpeg(tmp_path / "pets" / name / f"{i}.jpg", rng, size=(20, 24))
+    assert ml.embed(whole, tmp_path / "pets", tmp_path / "f.safetensors", workers=0)["rows"] == 10
+    assert load_file(tmp_path / "f.safetensors")["labels"].tolist() == [0] * 5 + [1] * 5
