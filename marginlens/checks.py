@@ -38,6 +38,7 @@ INTEGERS = (
 )
 """Of indices."""
 _TAUS = f"above 0, {span(TAUS)}"
+_LEARNED = f"{_TAUS}; learn its logarithm instead, which stays in range: tau=log_tau.exp()"
 _NAMED = 5
 """An error names at most this many rows: the first."""
 
@@ -122,8 +123,13 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
     if not isinstance(index, Tensor):
         raise TypeError(f"positives must be a tensor of indices, not {type(index).__name__}")
     check_dense("positives", index)
+    if index.dim() > 1:
+        raise ValueError(
+            f"positives has shape {tuple(index.shape)} and dtype {index.dtype}; it takes one index per row of q, so "
+            f"({len(q)},) integers: info_nce supports one positive per row, neither a mask nor several indices"
+        )
     if index.dtype not in INTEGERS:
-        raise TypeError(f"positives has dtype {index.dtype}; it must hold integers")
+        raise TypeError(f"positives has dtype {index.dtype}; it must hold integers, one index per row of q")
     if index.shape != (len(q),):
         raise ValueError(f"positives has shape {tuple(index.shape)}; it must be ({len(q)},), an index per row of q")
     if index.device != q.device:
@@ -136,7 +142,8 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
         if low < 0 or high >= len(k):
             wrapped = ", read as int64," if index.dtype == torch.uint64 and low < 0 else ""
             raise ValueError(
-                f"positives goes{wrapped} from {low} to {high}; indices of k's rows go from 0 to {len(k) - 1}"
+                f"positives goes{wrapped} from {low} to {high}; indices of k's rows go from 0 to {len(k) - 1}, "
+                f"and class labels are not such indices"
             )
 
 
@@ -186,7 +193,8 @@ def temperature(tau: Number, check: bool) -> Number:
         tau = plain_number("tau", tau, _TAUS)
     else:
         raise TypeError(f"tau must be a number or a floating tensor of one element, not {quoted(tau)}")
-    check_range("tau", tau, TAUS, _TAUS)
+    learned = isinstance(tau, Tensor) and tau.requires_grad and tau.is_leaf
+    check_range("tau", tau, TAUS, _LEARNED if learned else _TAUS)
     return tau
 
 
