@@ -212,7 +212,7 @@ def _function(name: str):  # type: ignore[no-untyped-def]
 
 @contextlib.contextmanager
 def _installed() -> Iterator[None]:
-    """Around the import of what the loss alone does not need: what lacks is one line."""
+    """Report in one line an import that fails because the laboratory is not installed, or cannot run here."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -220,3 +220,7 @@ def _installed() -> Iterator[None]:
             raise
         missing = (error.name or "").split(".")[0]
         raise ValueError(f"{missing} is not installed; run: pip install 'marginlens[lab]'") from None
+    except ImportError as error:
+        if error.name != "fcntl":
+            raise
+        raise ValueError(str(error)) from None

@@ -22,6 +22,14 @@ from typing import Any, BinaryIO
 
 from marginlens.errors import DataError
 
+try:
+    import fcntl as fcntl  # from here for everyone who locks files, because one place should report its absence
+except ModuleNotFoundError:
+    raise ImportError(
+        "the laboratory needs Linux or macOS; on Windows run it in WSL (losses, methods and encoders work anywhere)",
+        name="fcntl",
+    ) from None
+
 MIB = 1 << 20
 JSON_BYTES = 64 * MIB
 """The longest JSON that is read: a store of 100,000 classes needs 5 MiB, a run of 1,000 epochs less."""

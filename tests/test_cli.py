@@ -1,5 +1,6 @@
 """The command line: its output, and one line with exit code 2 for every mistake."""
 
+import ast
 import importlib
 import io
 import json
@@ -183,6 +184,42 @@ def test_a_laboratory_that_is_not_installed_is_one_line(name):
 def test_without_the_laboratory_the_rest_can_be_looked_at():
     code = "import sys, inspect\nsys.modules['pydantic'] = None\nimport marginlens\ninspect.getmembers(marginlens)"
     assert imported(code, "marginlens.loss", "marginlens.options") == "['marginlens.loss']"
+
+
+WINDOWS = """
+import contextlib, inspect, io, sys
+import torch._dynamo  # which asks for the real system when it is first imported
+sys.modules["fcntl"], sys.platform = None, "win32"
+import marginlens as ml
+from marginlens.cli import COMMANDS, main
+z = torch.randn(4, 3, requires_grad=True)
+ml.NTXent()(z, z + 1).backward()
+ml.SimCLR(torch.nn.Flatten(), size=2, hidden=4).loss([torch.randn(4, 3, 2, 2)] * 2).backward()
+inspect.getmembers(ml)
+said = set()
+for name in ml.__all__:
+    try:
+        getattr(ml, name)
+    except ImportError as error:
+        said.add(f"marginlens: {error}\\n")
+for words in [["--help"], ["encoders", "--json"], *(name.split() for name in COMMANDS if name != "encoders")]:
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(heard):
+            main(words)
+    except SystemExit as end:
+        said.add(heard.getvalue())
+        assert end.code == 2, words
+print(said)
+"""
+
+
+def test_on_windows_the_loss_works_and_the_laboratory_is_one_line():
+    done = subprocess.run([sys.executable, "-c", WINDOWS], check=True, capture_output=True, text=True)
+    (line,) = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert line.startswith("marginlens: the laboratory needs Linux or macOS; on Windows run it in WSL (")
+    assert line.count("\n") == 1
+    assert "  marginlens pretrain " in done.stdout
 
 
 def test_names_may_be_first_used_by_several_threads():
