@@ -17,8 +17,7 @@ from tyro.conf import arg
 
 from marginlens import output
 from marginlens.files import MIB, expanded, reason, text
-from marginlens.parameters import hint
-from marginlens.settings import Settings, build
+from marginlens.settings import Settings, build, hint
 
 Recipe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """What is usual where such settings are given."""
@@ -40,7 +39,7 @@ def options(*models: type[Settings]) -> Any:
     for name, (kind, said) in COMMON.items():
         fields[name] = Annotated[kind, arg(help=said, help_behavior_hint="(default: no)")]
     make: Any = TypedDict
-    return make("Options", fields, total=False)
+    return Annotated[make("Options", fields, total=False), arg(name="")]
 
 
 def perform(

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from marginlens.parameters import hint
+from marginlens.parameters import hint as nearest
 
 SMALLEST, LARGEST = 8, 512
 """Sides of images, in pixels."""
 MOST = 1 << 53
 """Of images, steps, epochs and other counts that a record may have."""
+
+
+_SYNONYMS = {
+    "amp": "precision mixed_precision fp16 bf16 half dtype",
+    "batch": "batch_size batchsize bs b",
+    "checkpoint_seconds": "save_every save_freq checkpoint_every",
+    "clip": "clip_grad grad_clip gradient_clip clip_norm max_norm",
+    "data": "dataset data_set data_dir data_path root",
+    "device": "gpu gpus gpu_id cuda accelerator",
+    "effect": "loss criterion margin",
+    "ema": "ema_momentum ema_decay teacher_momentum moco_m m",
+    "encoder": "arch architecture model backbone net network a",
+    "epochs": "epoch num_epochs n_epochs max_epochs total_epochs e",
+    "from": "path dir root data_dir data_path folder source",
+    "hidden": "hidden_dim hidden_size mlp_dim proj_hidden_dim",
+    "k": "neighbors neighbours n_neighbors knn_k",
+    "limit": "max_samples num_samples n_samples subset",
+    "lr": "learning_rate base_lr eta",
+    "method": "algorithm algo ssl framework",
+    "resume": "continue resume_from",
+    "seed": "random_seed random_state manual_seed",
+    "size": "image_size img_size imsize input_size crop_size resolution",
+    "tau": "temperature temp t moco_t",
+    "warmup": "warmup_epochs warm_up num_warmup_epochs",
+    "weight_decay": "wd decay l2",
+    "weights": "pretrained checkpoint ckpt init",
+    "workers": "num_workers n_workers threads j",
+}
+"""What other packages call our settings and options."""
+_PLACES = "output output_dir out_dir outdir output_path save_dir save_path log_dir logdir results_dir o"
+_WIDTHS = "dim embed_dim embedding_dim proj_dim projection_dim out_dim feature_dim"
+
+
+def hint(name: str, names: Iterable[str]) -> str:
+    """Return the setting that was probably meant, or all there are."""
+    names = list(names)
+    ours = synonym(name, names)
+    return f"did you mean {ours!r}?" if ours else nearest(name, names)
+
+
+def synonym(name: str, names: Collection[str]) -> str:
+    """Return which of the names stands for another package's name of a setting; "" if none does."""
+    theirs = name.strip("-").replace("-", "_").lower()
+    wide = "hidden" in names  # because `out` is a width beside `hidden`, and a file or a folder otherwise
+    known = _SYNONYMS | {"runs": _PLACES, "out": _WIDTHS} if wide else {**_SYNONYMS, "out": _PLACES, "runs": _PLACES}
+    return next((ours for ours, others in known.items() if theirs in others.split() and ours in names), "")
 
 
 def _side(size: int) -> int:
@@ -56,6 +102,15 @@ class Settings(BaseModel):
                 raise ValueError(f"{name} is {'yes' if value else 'no'}; it is not a switch: give its value")
         return given
 
+    def __init__(self, /, **values: Any) -> None:
+        for name in values:
+            if name not in type(self).model_fields:
+                raise ValueError(f"there is no setting {name!r}; {hint(name, type(self).model_fields)}")
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError(wrong(error)) from None
+
     def __getitem__(self, name: str) -> Any:
         if name not in type(self).model_fields:
             raise KeyError(name)
@@ -67,14 +122,8 @@ class Settings(BaseModel):
 
 
 def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
-    """The settings, or one line that says what is wrong with the values."""
-    for key in values:
-        if key not in model.model_fields:
-            raise ValueError(f"there is no setting {key!r}; {hint(str(key), model.model_fields)}")
-    try:
-        return model(**values)
-    except ValidationError as error:
-        raise ValueError(wrong(error)) from None
+    """Return the settings; raise a ValueError of one line if a value is invalid."""
+    return model(**{str(name): value for name, value in values.items()})
 
 
 def known(kind: str, name: str, table: Mapping[str, Any]) -> str:

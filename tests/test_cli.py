@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 import marginlens as ml
-from marginlens import files
+from marginlens import cli, files
 from marginlens.cli import COMMANDS, main
 from marginlens.data import prepare, shapes, store
 from marginlens.output import Display
@@ -120,11 +121,15 @@ MISTAKES = {
     ("train",): "did you mean 'marginlens pretrain'?",
     ("runs", "list"): "did you mean 'marginlens runs'?",
     ("runs", "ls"): "did you mean 'marginlens runs'?",
+    ("evaluate",): "did you mean 'marginlens probe'?",
+    ("version",): "did you mean 'marginlens --version'?",
     ("xyzzy",): "marginlens --help lists the commands",
     ("data", "shwo", "x"): "did you mean 'marginlens data show'?",
     ("data", "info", "cifra10"): "did you mean 'cifar10'?",
     ("data", "info", "cifar10"): "run: marginlens data prepare cifar10",
-    ("data", "info"): "required",
+    ("data", "info"): "an argument is missing",
+    ("data", "prepare", "folder", "--path", "x"): "there is no option --path (did you mean --from?)",
+    ("report", "--output", "x"): "there is no option --output (did you mean --out?)",
     ("data", "info", "shapes", "--jsno"): "--json",
     ("data", "prepare", "cifar10", "--from", "nowhere"): "nowhere does not exist",
     ("data", "prepare", "folder"): "marginlens data prepare folder --from PATH",
@@ -136,7 +141,7 @@ MISTAKES = {
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
     ("data", "views", "shapes", "--count", "0"): "count is 0; it must be a whole number, at least 1",
     ("data", "show", "shapes", "--columns", "-3"): "columns is -3; it must be a whole number, at least 1",
-    ("data", "views", "shapes", "--crop", "round"): "Expected one of ('resized', 'padded')",
+    ("data", "views", "shapes", "--crop", "round"): "--crop is 'round'; it must be one of 'resized', 'padded'",
 }
 
 
@@ -147,6 +152,34 @@ def test_mistakes(capsys, words):
             "shapes", {name: [store.Batch(*shapes.draw(8, name))] for name in ("train", "test")}, shapes.CLASSES
         )
     assert MISTAKES[words] in refused(capsys, *words)
+
+
+def test_help_is_a_word_too(capsys):
+    assert run(capsys, "help") == run(capsys, "--help")
+    assert run(capsys, "help", "data") == run(capsys, "data", "--help")
+    with pytest.raises(SystemExit) as caught:
+        main(["help", "encoders"])
+    assert caught.value.code == 0
+    assert "usage: marginlens encoders" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["lens"], ["help", "lens"], ["lens", "--help"], ["lense"]], ids=" ".join)
+def test_the_lens_is_in_python_until_it_is_a_command(capsys, monkeypatch, words):
+    monkeypatch.setattr(cli, "COMMANDS", {name: at for name, at in COMMANDS.items() if not name.startswith("lens")})
+    line = refused(capsys, *words)
+    assert "did you mean" not in line
+    code = shlex.split(line.partition("python -c ")[2])[0]
+    assert (
+        "positive=" in subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    )
+    monkeypatch.setitem(cli.COMMANDS, "lens page", "marginlens.demo:demo")
+    assert "marginlens lens page" in run(capsys, "lens")
+
+
+def test_words_for_a_command_lead_to_one():
+    assert {name.split()[0] for name in cli.SYNONYMS.values() if name != "--version"} <= {*COMMANDS, "data"}
+    assert set(cli.SYNONYMS.values()) <= {*COMMANDS, "--version"}
+    assert not cli.SYNONYMS.keys() & COMMANDS.keys()
 
 
 def test_the_installed_command():

@@ -16,9 +16,9 @@ from marginlens.evals import HEADLINE
 from marginlens.options import COMMON, options, read_config, settle, show
 from marginlens.output import PLAIN, errors, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
-from marginlens.parameters import hint, quoted
+from marginlens.parameters import quoted
 from marginlens.runs.config import Pretrain
-from marginlens.settings import build
+from marginlens.settings import build, hint
 from marginlens.sweep import conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep import job as cells

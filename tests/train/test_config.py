@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from torch import nn
 
 import marginlens as ml
+from marginlens import settings
 from marginlens.data.sources import recipes
 from marginlens.evals.knn import Knn
 from marginlens.evals.probe import Probe
@@ -89,6 +90,11 @@ REFUSED = {
     "there is no encoder 'resnet19'; did you mean 'resnet18'?": {"encoder": "resnet19"},
     "there is no stem 'large'": {"stem": "large"},
     "there is no setting 'epcohs'; did you mean 'epochs'?": {"epcohs": 3},
+    "there is no setting 'batch_size'; did you mean 'batch'?": {"batch_size": 64},
+    "there is no setting 'temperature'; did you mean 'tau'?": {"temperature": 0.2},
+    "there is no setting 'learning-rate'; did you mean 'lr'?": {"learning-rate": 0.1},
+    "there is no setting 'backbone'; did you mean 'encoder'?": {"backbone": "resnet18"},
+    "there is no setting 'projection_dim'; did you mean 'out'?": {"projection_dim": 128},
     "there is no effect 'emphasise'; did you mean 'emphasis'?": {"effect": "emphasise(s=2)"},
     "epochs is 0; it must be greater than or equal to 1": {"epochs": 0},
     "epochs is 'ten'; it must be a valid integer": {"epochs": "ten"},
@@ -174,10 +180,33 @@ def test_every_argument_of_a_method_is_a_setting_with_the_same_default(method):
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_refused_in_one_line(line):
-    with pytest.raises(ValueError) as caught:
-        build(Pretrain, REFUSED[line])
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for make in (lambda given: build(Pretrain, given), lambda given: Pretrain(**given)):
+        with pytest.raises(ValueError) as caught:
+            make(REFUSED[line])
+        assert line in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_evaluations_are_refused_in_one_line_too():
+    for make, line in (
+        (lambda: Probe(learning_rate=1.0), "there is no setting 'learning_rate'; did you mean 'lr'?"),
+        (lambda: Knn(n_neighbors=5), "there is no setting 'n_neighbors'; did you mean 'k'?"),
+        (lambda: Probe(epochs=0), "epochs is 0; it must be greater than or equal to 1"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            make()
+        assert str(caught.value) == line
+
+
+def test_a_synonym_is_not_a_name_and_leads_to_one():
+    """A word stands for one name wherever both of two names are there."""
+    every = {*Pretrain.model_fields, *PretrainPlace.model_fields, *Knn.model_fields, "from"} - {"temperature"}
+    for ours, others in settings._SYNONYMS.items():
+        assert ours in every
+        assert not every & {*others.split()}
+    for theirs in " ".join([*settings._SYNONYMS.values(), settings._PLACES, settings._WIDTHS]).split():
+        assert settings.synonym(theirs, Pretrain.model_fields) in {"", *Pretrain.model_fields}
+    assert settings.synonym("temperature", Knn.model_fields) == ""
 
 
 @pytest.mark.parametrize("effect", ["plain", "margin(m1=0.4)", "emphasis(c=2.5)", "margin(m1=0.4) * emphasis(c=1)"])
@@ -224,6 +253,7 @@ BROKEN = {
     "has weight_decay twice": ("d.yaml", "weight-decay: 0\nweight_decay: 0.1\n"),
     "must hold settings by name": ("a.yml", "- 1\n- 2\n"),
     "there is no setting 'lrr'; did you mean 'lr'?": ("b.yaml", "lrr: 1\n"),
+    "there is no setting 'learning_rate'; did you mean 'lr'?": ("e.yaml", "learning-rate: 1\n"),
 }
 
 
