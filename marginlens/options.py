@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import yaml
-from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
 from marginlens import output
 from marginlens.files import MIB, expanded, reason, text
-from marginlens.settings import Settings, build, hint
+from marginlens.settings import Settings, _text, build, default, hint
 
 Recipe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """What is usual where such settings are given."""
@@ -34,10 +33,10 @@ def options(*models: type[Settings]) -> Any:
     fields: dict[str, Any] = {}
     for model in models:
         for name, field in model.model_fields.items():
-            asked = arg(help=field.description, help_behavior_hint=_default(model, name))
+            asked = arg(help=field.description, help_behavior_hint=default(model, name))
             fields[name] = Annotated[field.annotation, asked]
     for name, (kind, said) in COMMON.items():
-        fields[name] = Annotated[kind, arg(help=said, help_behavior_hint="(default: no)")]
+        fields[name] = Annotated[kind, arg(help=said, help_behavior_hint=f"(default: {_text(kind())})")]
     make: Any = TypedDict
     return Annotated[make("Options", fields, total=False), arg(name="")]
 
@@ -170,24 +169,6 @@ class _Yaml(yaml.SafeLoader):
 def show(*settings: Settings) -> str:
     """All settings as JSON, which --config reads back."""
     return json.dumps({k: v for part in settings for k, v in part.model_dump(mode="json").items()}, indent=1)
-
-
-def _default(model: type[Settings], name: str) -> str:
-    """What a field is when it is not given, exceptions of data sets and methods included."""
-    value = model.model_fields[name].default
-    if value is PydanticUndefined:
-        return "(required)"
-    said = [f"default: {_text(value)}"]
-    said += [f"{key}: {_text(own[name])}" for key, own in model.recipes.items() if name in own]
-    return f"({'; '.join(said)})"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " ".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
 def _first(error: Exception) -> str:

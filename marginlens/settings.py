@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -90,6 +91,16 @@ class Settings(BaseModel):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What is usual where a data set, or a method, asks for something else than the defaults."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **given: Any) -> None:
+        """Give `help` a docstring with every setting, and a signature without the bounds that pydantic puts into it."""
+        fields = [(name, field.description) for name, field in cls.model_fields.items() if field.description]
+        listed = "\n".join(f"{name} {default(cls, name)}\n    {said}" for name, said in fields)
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{listed}".strip()
+        cls.__signature__ = inspect.Signature(
+            [x.replace(annotation=cls.model_fields[x.name].annotation) for x in cls.__signature__.parameters.values()]
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _switches(cls, given: Any) -> Any:
@@ -124,6 +135,24 @@ class Settings(BaseModel):
 def build(model: type[Settings], values: Mapping[str, Any]) -> Any:
     """Return the settings; raise a ValueError of one line if a value is invalid."""
     return model(**{str(name): value for name, value in values.items()})
+
+
+def default(model: type[Settings], name: str) -> str:
+    """Return a field's default, with those of data sets and methods that have another."""
+    field = model.model_fields[name]
+    if field.is_required():
+        return "(required)"
+    said = [f"default: {_text(field.default)}"]
+    said += [f"{key}: {_text(own[name])}" for key, own in model.recipes.items() if name in own]
+    return f"({'; '.join(said)})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(map(_text, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
 def known(kind: str, name: str, table: Mapping[str, Any]) -> str:

@@ -151,7 +151,7 @@ def look(trainer: Trainer) -> None:
 
 
 def repelled(trainer: Trainer) -> float:
-    """Theorem 4.1: share of positives that the margin repels, theta + m1 > pi, in the run's first batch.
+    """Return the share of positives in the run's first batch that the margin repels: theta + m1 > pi.
 
     The batch norms are left as they were.
     """

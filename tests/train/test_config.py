@@ -1,6 +1,7 @@
 """Settings: the recipe fills in missing ones, and invalid ones are refused with a reason."""
 
 import json
+import pydoc
 from inspect import signature
 from pathlib import Path
 
@@ -73,6 +74,15 @@ def test_batch_norms_see_parts_of_64_images_where_these_fill_the_batch(batch, pa
 def test_numbers_as_files_may_spell_them(epochs):
     assert Pretrain(epochs=epochs) == Pretrain(epochs=8)
     assert Pretrain(epochs=epochs).warmup == 2
+
+
+@pytest.mark.parametrize("model", [Pretrain, Probe, Knn])
+def test_help_lists_every_setting_with_its_default(model):
+    text = pydoc.plain(pydoc.render_doc(model)).partition("Method resolution order")[0].replace("\n |  ", "\n")
+    assert "Annotated" not in text
+    for name, field in model.model_fields.items():
+        assert f"\n{name} {settings.default(model, name)}\n    {field.description}\n" in text
+    assert "\nlr (default: 0.06; shapes: 0.2)\n" in text or model is not Pretrain
 
 
 def test_settings_are_frozen():
