@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from types import FrameType, UnionType
+from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from marginlens import evals, output
 
@@ -207,6 +207,8 @@ def _run(name: str, options: list[str]) -> None:
     def bound(*args: Any, **kwargs: Any) -> Any:
         return functools.partial(function, *args, **kwargs)
 
+    vars(bound)["__signature__"] = inspect.signature(vars(bound).pop("__wrapped__"))  # because tyro would unwrap it
+    bound.__annotations__ = _annotations(function)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -225,6 +227,26 @@ def _read(name: str, bound: Callable[..., Any], options: list[str]) -> Callable[
         import tyro
     call: Callable[[], None] = tyro.cli(bound, args=options, prog=f"marginlens {name}")
     return call
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return a function's types, so that help shows `Path | None` as PATH, and an empty default as none."""
+    from tyro.conf import arg
+
+    found, plain = get_type_hints(function, include_extras=True), get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        shown: dict[str, Any] = {}
+        kind = plain[name]
+        if isinstance(kind, UnionType) and len(kind.__args__) == 2 and kind.__args__[1] is type(None):
+            parts = get_args(kind.__args__[0]) or kind.__args__[:1]
+            shown["metavar"] = " ".join(part.__name__.upper() for part in parts)
+        several = get_origin(kind) is tuple and parameter.kind is not parameter.KEYWORD_ONLY
+        if parameter.default is None or parameter.default == () or several:
+            shown["help_behavior_hint"] = "(default: none)"
+        elif parameter.default is False:
+            shown["help_behavior_hint"] = "(default: no)"
+        found[name] = Annotated[found[name], arg(**shown)] if shown else found[name]
+    return found
 
 
 def _names(name: str, bound: Callable[..., Any]) -> list[str]:

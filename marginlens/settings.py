@@ -1,4 +1,4 @@
-"""Settings: typed, frozen, final. What is printed is what runs."""
+"""Settings: typed, frozen, final. The printed settings are those that run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marginlens.parameters import hint as nearest
 SMALLEST, LARGEST = 8, 512
 """Sides of images, in pixels."""
 MOST = 1 << 53
-"""Of images, steps, epochs and other counts that a record may have."""
+"""Largest count of images, steps or epochs in a record."""
 
 
 _SYNONYMS = {
@@ -63,14 +63,14 @@ def synonym(name: str, names: Collection[str]) -> str:
 
 
 def _side(size: int) -> int:
-    """Checks an image's side where 0 stands for that of pre-training."""
+    """Return an image's side if it is valid; 0 stands for the side in pre-training."""
     if size and not SMALLEST <= size <= LARGEST:
         raise ValueError(f"size is {size}; it must be from {SMALLEST} to {LARGEST} pixels")
     return size
 
 
 def _scale(scale: tuple[float, float]) -> tuple[float, float]:
-    """Checks a range of shares of an image's area."""
+    """Return a range of shares of an image's area if it is valid."""
     low, high = scale
     if not 1e-6 <= low <= high <= 1:
         raise ValueError(f"crop_scale is {low:g} {high:g}; it must be two numbers in (0, 1], the smaller first")
@@ -82,14 +82,14 @@ Scale = Annotated[tuple[float, float], AfterValidator(_scale)]
 
 
 class Settings(BaseModel):
-    """Frozen, strict about names. They can also be read as a record has them: settings["lr"]."""
+    """Frozen settings with fixed names, read as `settings.lr` or `settings["lr"]`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Settings that are left out of a hash at this value: what older records do not have was so."""
+    """Values at which a setting is left out of a hash, because records from before the setting acted so."""
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """What is usual where a data set, or a method, asks for something else than the defaults."""
+    """Values that a data set or a method uses instead of the defaults, by its name."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
@@ -104,7 +104,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _switches(cls, given: Any) -> Any:
-        """YAML reads `seed: yes` as true, which Python would take for 1, and `amp: off` as false."""
+        """Handle booleans of YAML, which reads `seed: yes` as true, so 1 in Python, and `amp: off` as false."""
         for name, value in given.items() if isinstance(given, Mapping) else ():
             field = cls.model_fields.get(name)
             if value is False and field is not None and "off" in get_args(field.annotation):
@@ -128,7 +128,7 @@ class Settings(BaseModel):
         return getattr(self, name)
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        """Return a setting, or the other value where there is none of that name."""
+        """Return a setting, or the other value if there is no setting of that name."""
         return getattr(self, name) if name in type(self).model_fields else otherwise
 
 
@@ -156,14 +156,14 @@ def _text(value: Any) -> str:
 
 
 def known(kind: str, name: str, table: Mapping[str, Any]) -> str:
-    """Checks a name, and suggests one."""
+    """Return a name if the table has it; raise a ValueError with the closest one otherwise."""
     if name not in table:
         raise ValueError(f"there is no {kind} {name[:80]!r}; {hint(name[:80], table)}")
     return name
 
 
 def wrong(error: ValidationError, most: int = 100) -> str:
-    """Return what is wrong with some values, in a line: so many things at most."""
+    """Return a line with the first `most` errors."""
     return "; ".join(_line(found) for found in error.errors()[:most])
 
 
@@ -191,7 +191,7 @@ Rates = tuple[Annotated[float, Field(ge=0)], ...]
 
 
 class Machine(Settings):
-    """Where to compute."""
+    """Device and worker processes."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:1.")
-    workers: int = Field(2, ge=0, description="Processes that decode a folder's images.")
+    device: str = Field("auto", description="auto, cpu, cuda, or one GPU, such as cuda:1.")
+    workers: int = Field(2, ge=0, description="Processes that decode the images of a folder.")

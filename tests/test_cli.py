@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -66,6 +67,7 @@ def test_every_command_has_a_help_that_teaches(capsys, name):
     out = capsys.readouterr().out
     assert f"marginlens {name}" in out
     assert len(out) > 300
+    assert not re.search(r"\{None\}|settings options|default: (?:\)|None|True|False)", out)
 
 
 def test_prepare_info_list_show_views(capsys, cifar10, tmp_path):  # noqa: F811

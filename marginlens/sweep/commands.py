@@ -37,9 +37,9 @@ else:
 
 
 def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tuple[str, ...]] = ()) -> None:
-    """Runs every combination of a grid of settings, each followed by its probe; what is complete is not run again.
+    """Run every combination of a grid of settings, each followed by its probe. Complete runs are skipped.
 
-    All other settings are those of marginlens pretrain. Stopped and begun again, it goes on where it was. For example:
+    All other settings are those of marginlens pretrain. Rerun the command to continue after a stop. For example:
 
         marginlens sweep --data shapes --grid "effect=plain|emphasis(s=5)" --grid "seed=0|1|2" --dry-run
 
@@ -48,7 +48,7 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
         marginlens sweep --data cifar100 --grid "seed=0|1|2" --executor ray --address auto --gpus-per-run 0.5
 
     Args:
-        grid: A setting and its values, such as "seed=0|1|2"; once for each setting. They replace a file's grid.
+        grid: A setting and its values, such as "seed=0|1|2". Repeat it for more settings. It replaces a file's grid.
     """
     given = dict(settings) | ({"grid": grid} if grid else {})
     base, place, axes = _sweep_settings(given)
@@ -61,10 +61,10 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
 
 
 def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[ReproduceOptions]) -> None:
-    """Runs what a table or figure of the paper needs: pre-training once, and its probes and transfers at once.
+    """Run what a table or figure of the paper needs: each pre-training once, with its probes and transfers.
 
-    What is complete is not run again: stopped and begun again, it goes on where it was. With --epochs it is a shorter
-    look, with --dataset a rehearsal, and both are labelled so wherever they are shown. For example:
+    Complete runs are skipped: rerun the command to continue after a stop. With --epochs it is a shorter look, with
+    --dataset a rehearsal; reports label both. For example:
 
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --seeds 3 --dry-run
 

@@ -181,7 +181,8 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
             if done := len(run.metrics):
                 kept = f"records of {done} of {trainer.settings.epochs} epochs, but no checkpoint"
                 display.say(f"{run.path} has {kept}: starting over")
-            display.say(f"{run.path}: {trainer.total} steps of {trainer.settings.batch}")
+            steps = f"{trainer.total:,} step{'s' * (trainer.total != 1)}"
+            display.say(f"{run.path}: {steps} of {trainer.settings.batch} images")
             if "test" in trainer.settings.split.split("+"):
                 display.say("note: it learns from the test images, so its accuracy on them says little about others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
@@ -276,8 +277,8 @@ def end_epoch(
         metrics["repelled"] = repelled(trainer)
         if metrics["repelled"] > MOST_REPELLED:
             display.say(
-                f"note: {settings.effect} repels {metrics['repelled']:.0%} of the positives after epoch 1: where theta "
-                f"+ m1 is above pi, the loss pushes the two views of an image apart; lower m1"
+                f"note: {settings.effect} repels {100 * metrics['repelled']:.0f} % of the positives after epoch 1: "
+                f"where theta + m1 is above pi, the loss pushes the two views of an image apart; lower m1"
             )
     which = "features" if metrics["spread"] < COLLAPSED else "embeddings"
     if (least := min(metrics["spread"], metrics["embedding_spread"])) < COLLAPSED and not trainer.warned:

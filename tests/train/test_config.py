@@ -258,7 +258,7 @@ def test_every_committed_run_s_configuration_is_that_run():
 BROKEN = {
     "is not YAML": ("a.yaml", "a: [1"),
     "is not JSON": ("a.json", "{'a': 1}"),
-    "has epochs twice; which is meant?": ("c.yaml", "epochs: 2\ndata: shapes\nepochs: 3\n"),
+    "has epochs twice; keep one": ("c.yaml", "epochs: 2\ndata: shapes\nepochs: 3\n"),
     "has data twice": ("c.json", '{"data": "shapes", "data": "cifar10"}'),
     "has weight_decay twice": ("d.yaml", "weight-decay: 0\nweight_decay: 0.1\n"),
     "must hold settings by name": ("a.yml", "- 1\n- 2\n"),
