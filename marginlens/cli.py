@@ -47,11 +47,6 @@ COMMANDS = {
     "demo": "marginlens.demo:demo",
 }
 """The function of each command, or the module of an evaluation; --help prints its docstring."""
-IN_PYTHON = {
-    "lens": "lens is not a command yet; in Python, marginlens.lens.theory shows the weights of an effect: "
-    "python -c \"from marginlens.lens import theory; print(theory.multipliers('emphasis(s=20)', theta=1.0, q=0.5))\"",
-}
-"""What to say of a word that is not a command, or not yet; an entry of COMMANDS that begins with it goes first."""
 SYNONYMS = {
     "download": "data prepare",
     "eval": "probe",
@@ -163,10 +158,8 @@ def _no_command(spoken: list[str]) -> str:
     if first in COMMANDS and spoken[1:2] in (["list"], ["ls"]):
         close = first
     else:
-        near = get_close_matches(asked, [*COMMANDS, *IN_PYTHON], n=1, cutoff=0.5)
-        close = SYNONYMS.get(first) or (first if first in IN_PYTHON else near[0] if near else "")
-    if close in IN_PYTHON:
-        return IN_PYTHON[close]
+        near = get_close_matches(asked, COMMANDS, n=1, cutoff=0.5)
+        close = SYNONYMS.get(first) or (near[0] if near else "")
     hint = f"did you mean 'marginlens {close}'?" if close else "marginlens --help lists the commands"
     return f"there is no command {asked!r}; {hint}"
 

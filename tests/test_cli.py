@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -165,17 +164,10 @@ def test_help_is_a_word_too(capsys):
     assert "usage: marginlens encoders" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["lens"], ["help", "lens"], ["lens", "--help"], ["lense"]], ids=" ".join)
-def test_the_lens_is_in_python_until_it_is_a_command(capsys, monkeypatch, words):
-    monkeypatch.setattr(cli, "COMMANDS", {name: at for name, at in COMMANDS.items() if not name.startswith("lens")})
-    line = refused(capsys, *words)
-    assert "did you mean" not in line
-    code = shlex.split(line.partition("python -c ")[2])[0]
-    assert (
-        "positive=" in subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    )
-    monkeypatch.setitem(cli.COMMANDS, "lens page", "marginlens.demo:demo")
-    assert "marginlens lens page" in run(capsys, "lens")
+@pytest.mark.parametrize("words", [["lens"], ["help", "lens"], ["lens", "--help"]], ids=" ".join)
+def test_the_lens_lists_its_commands(capsys, words):
+    out = run(capsys, *words)
+    assert {name for name in COMMANDS if f"  marginlens {name} " in out} == {"lens figures", "lens run"}
 
 
 def test_words_for_a_command_lead_to_one():
