@@ -80,8 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, the first time."""
-    with _LOCK:  # modules that import each other must not be begun by two threads
+    """Import a name when it is first used."""
+    with _LOCK:  # because two threads must not begin to import modules that import each other
         for module, names in _NAMES.items():
             if name in names:
                 found = globals()[name] = getattr(_import(module), name)
@@ -92,8 +92,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All names, but for the laboratory's where it is not installed."""
-    there = find_spec("pydantic") is not None and find_spec("safetensors") is not None
+    """Return all names, without the laboratory's where it is not installed or, as on Windows, cannot run."""
+    there = all(find_spec(name) is not None for name in ("pydantic", "safetensors", "fcntl"))
     known = {module: names for module, names in _NAMES.items() if there or not re.search(_LABORATORY, module)}
     names = (name for held in known.values() for name in held)
     return [*names, *(name for name in globals() if name.startswith("__"))]

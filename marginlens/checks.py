@@ -1,6 +1,6 @@
-"""The door: what the losses accept, and one clear line for everything else.
+"""Check the arguments of the losses, and raise one clear line for an invalid one.
 
-What would make the host wait for a device (values inside a CUDA tensor) is looked at on request only: `check=True`.
+Values inside a CUDA tensor are checked only with `check=True`, because reading them makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-"""Of indices."""
+"""Dtypes of indices."""
 _TAUS = f"above 0, {span(TAUS)}"
+_LEARNED = f"{_TAUS}; learn its logarithm instead, which stays in range: tau=log_tau.exp()"
 _NAMED = 5
-"""An error names at most this many rows: the first."""
+"""Number of rows that an error names."""
 
 
 def embeddings(check: bool, **tensors: Tensor | None) -> torch.dtype:
-    """Return the dtype to compute in; raise unless the tensors are embeddings (rows, d) that go together."""
+    """Return the dtype to compute in; raise unless the tensors are embeddings (rows, d) of one device and dimension."""
     dtype, first, head = torch.float32, "", None
     for name, x in tensors.items():
         if x is None and name == "queue":
@@ -92,7 +93,7 @@ def _rows(bad: Tensor) -> str:
 
 
 def _same_kind(name: str, x: Tensor, other: str, y: Tensor) -> None:
-    """Raise a TypeError if a FakeTensor meets a real one, or is used outside of its mode, where torch mixes the two."""
+    """Raise a TypeError if a FakeTensor meets a real one, or is used outside of its mode: torch would mix the two."""
     if torch.compiler.is_compiling() or not (is_fake(x) or is_fake(y)):
         return
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -111,7 +112,7 @@ def same_shape(**tensors: Tensor) -> None:
 
 
 def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
-    """Raise unless `index` names each row's positive among the rows of k, or may be left out."""
+    """Raise unless `index` holds each row's positive among the rows of k; None is the diagonal."""
     if index is None:
         if len(k) < len(q):
             raise ValueError(
@@ -122,8 +123,13 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
     if not isinstance(index, Tensor):
         raise TypeError(f"positives must be a tensor of indices, not {type(index).__name__}")
     check_dense("positives", index)
+    if index.dim() > 1:
+        raise ValueError(
+            f"positives has shape {tuple(index.shape)} and dtype {index.dtype}; it takes one index per row of q, so "
+            f"({len(q)},) integers: info_nce supports one positive per row, neither a mask nor several indices"
+        )
     if index.dtype not in INTEGERS:
-        raise TypeError(f"positives has dtype {index.dtype}; it must hold integers")
+        raise TypeError(f"positives has dtype {index.dtype}; it must hold integers, one index per row of q")
     if index.shape != (len(q),):
         raise ValueError(f"positives has shape {tuple(index.shape)}; it must be ({len(q)},), an index per row of q")
     if index.device != q.device:
@@ -136,12 +142,13 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
         if low < 0 or high >= len(k):
             wrapped = ", read as int64," if index.dtype == torch.uint64 and low < 0 else ""
             raise ValueError(
-                f"positives goes{wrapped} from {low} to {high}; indices of k's rows go from 0 to {len(k) - 1}"
+                f"positives goes{wrapped} from {low} to {high}; indices of k's rows go from 0 to {len(k) - 1}, "
+                f"and class labels are not such indices"
             )
 
 
 def parameters(tau: Number, effect: Effect, q: Tensor, check: bool) -> None:
-    """Raise for a tensor tau or one in an effect that cannot be used beside q, or that has left its range since."""
+    """Raise if tau or a number of the effect is a tensor that does not fit q, or that has left its range since."""
     if isinstance(tau, Tensor):
         _beside("tau", tau, q)
     changed, made = False, []
@@ -163,7 +170,7 @@ def parameters(tau: Number, effect: Effect, q: Tensor, check: bool) -> None:
 
 
 def _beside(name: str, value: Tensor, q: Tensor) -> None:
-    """Raise unless a number can be used with embeddings like q: it lives on the CPU, or beside them."""
+    """Raise unless a tensor of one number is on the CPU or on the device of the embeddings."""
     if value.device != q.device:
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device} and the embeddings on {q.device}; move it with .to(...)")
@@ -173,7 +180,7 @@ def _beside(name: str, value: Tensor, q: Tensor) -> None:
 
 
 def temperature(tau: Number, check: bool) -> Number:
-    """Return tau, a plain number as a float; raise unless it is in its range, or a tensor of one that may learn."""
+    """Return tau as a float, or as the tensor that it is; raise if it is out of range."""
     if isinstance(tau, Tensor):
         check_dense("tau", tau)
         if tau.numel() != 1 or tau.dtype not in DTYPES:
@@ -186,7 +193,8 @@ def temperature(tau: Number, check: bool) -> Number:
         tau = plain_number("tau", tau, _TAUS)
     else:
         raise TypeError(f"tau must be a number or a floating tensor of one element, not {quoted(tau)}")
-    check_range("tau", tau, TAUS, _TAUS)
+    learned = isinstance(tau, Tensor) and tau.requires_grad and tau.is_leaf
+    check_range("tau", tau, TAUS, _LEARNED if learned else _TAUS)
     return tau
 
 
@@ -232,14 +240,14 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def options(reduction: str, impl: str, check: bool = False) -> None:
-    """Raise for a setting that all losses share, and that has no such choice."""
+    """Raise if an option that all losses share has no such value."""
     one_of("reduction", reduction, REDUCTIONS)
     one_of("impl", impl, IMPLS)
     switch("check", check)
 
 
 def negatives(count: int, beta: float, effect: Effect, layout: str) -> None:
-    """Raise a ValueError if there are no negatives, and something acts through them."""
+    """Raise a ValueError if there are no negatives, but beta or the effect needs them."""
     if count > 0:
         return
     if beta > 0.0:

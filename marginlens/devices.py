@@ -1,4 +1,4 @@
-"""Where a network is computed and in which precision; and random numbers that belong to a seed."""
+"""Choose device and precision, and draw random numbers from a seed of their own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def placed(module: M, device: torch.device) -> M:
-    """The module on the device, its convolutions channels-last, the faster layout on a CPU and on a GPU."""
+    """Move a module to the device, in the channels-last layout, which is faster on CPUs and GPUs."""
     module.to(device)
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:1` names."""
+    """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` names."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -29,12 +29,12 @@ def choose_device(name: str) -> torch.device:
     if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} cannot be used: {torch.cuda.device_count()} CUDA devices are here; try auto")
     if ":" in name:
-        torch.cuda.set_device(name)  # streams, graphs and kernels are made on the current one
+        torch.cuda.set_device(name)  # because streams, graphs and kernels are made on the current device
     return torch.device(name)
 
 
 def choose_precision(amp: str, device: torch.device) -> torch.dtype:
-    """What convolutions are computed in; the loss and the weights are float32 in any case."""
+    """Return the dtype of convolutions; the loss and the weights are always float32."""
     if device.type != "cuda":
         if amp in ("bf16", "fp16"):
             raise ValueError(f"amp is {amp!r}, which is for CUDA; on a {device.type} leave it out")
@@ -45,12 +45,12 @@ def choose_precision(amp: str, device: torch.device) -> torch.dtype:
 
 
 def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Half precision where it was chosen."""
+    """Return a context that computes in half precision if it was chosen."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def fastest_convolutions(limit: int = 10) -> AbstractContextManager[None]:
-    """Lets cuDNN try so many algorithms for a shape, once; 0: all, which takes twice as long."""
+    """Let cuDNN try up to `limit` algorithms once per shape; 0 tries all, which takes twice as long."""
     cudnn = torch.backends.cudnn
     if not cudnn.is_available():
         return nullcontext()
@@ -60,7 +60,7 @@ def fastest_convolutions(limit: int = 10) -> AbstractContextManager[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws from torch's generator of the CPU as from a new one with that seed, and leaves it as it was."""
+    """Seed torch's CPU generator, and restore its state at the end."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed ^ (seed >> 32) * 0x9E3779B1 % (1 << 32))  # of which it takes 32 bits
+        torch.default_generator.manual_seed(seed ^ (seed >> 32) * 0x9E3779B1 % (1 << 32))  # because it uses 32 bits
         yield

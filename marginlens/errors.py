@@ -1,4 +1,4 @@
-"""Errors that end a command with one line, and an exit code for each way that a run ends early."""
+"""Errors that end a command with one line, and an exit code for each way in which a run ends early."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class DataError(ValueError):
     """Report data on disk that the user can repair: one line that says what happened, and what to do."""
 
 
-class Stopped(Exception):  # noqa: N818  it is an end, not always an error
-    """A run that ended early; its message is one line."""
+class Stopped(Exception):  # noqa: N818  because it is not always an error
+    """Report in one line that a run ended early."""
 
     def __init__(self, line: str, code: int = 1) -> None:
         super().__init__(line)
@@ -27,7 +27,7 @@ class Stopped(Exception):  # noqa: N818  it is an end, not always an error
 
 @dataclass
 class Asked:
-    """Whether a signal has asked the run to end."""
+    """The signal that asked the run to end, if any, and the exit code for it."""
 
     signal: str = ""
     code: int = 0
@@ -35,7 +35,7 @@ class Asked:
 
 @contextmanager
 def signals() -> Iterator[Asked]:
-    """SIGTERM and Ctrl-C only ask, so that the step ends and a checkpoint is written; a second one insists."""
+    """Note SIGTERM and Ctrl-C, so that the run can finish a step and save; a second signal interrupts."""
     asked = Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -56,19 +56,19 @@ def signals() -> Iterator[Asked]:
 
 @contextmanager
 def disk(path: Path, kept: str, then: str = "go on with --resume") -> Iterator[None]:
-    """Whatever the disk refuses while a run writes, said in one line with what is safe."""
+    """Report a failed write of a run in one line, with the last thing that is safe."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"no space left to write {path}" if full else f"cannot write {path} ({error.strerror or error})"
-        do = "free some space" if full else "repair that"
+        do = "free some space" if full else "repair it"
         raise Stopped(f"{what}; {kept}. {do}, then {then}") from None
 
 
 @contextmanager
 def memory(lower: str) -> Iterator[None]:
-    """Running out of memory, said with what to lower."""
+    """Report missing memory in one line, with the settings to lower."""
     import torch
 
     try:
@@ -78,7 +78,7 @@ def memory(lower: str) -> Iterator[None]:
     except MemoryError as error:
         raise Stopped(f"out of main memory; lower {lower}") from error
     except RuntimeError as error:
-        if isinstance(error.__context__, torch.OutOfMemoryError):  # which a broken-off capture of a graph hides
+        if isinstance(error.__context__, torch.OutOfMemoryError):  # because a failed capture of a graph hides it
             raise Stopped(f"out of GPU memory; lower {lower}") from error
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise

@@ -1,6 +1,7 @@
-"""Files that a stranger may have made: only regular ones are opened, read up to a bound, parsed to a depth.
+"""Read files that a stranger may have made, and write files that are whole or not there.
 
-Whatever is refused raises an OSError or a ValueError whose text is the reason, without the file's name.
+Only regular files are opened. They are read up to a size and parsed to a depth. A refusal is an OSError or a ValueError
+whose text is the reason, without the file's name.
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ from typing import Any, BinaryIO
 
 from marginlens.errors import DataError
 
+try:
+    import fcntl as fcntl  # from here for everyone who locks files, because one place should report its absence
+except ModuleNotFoundError:
+    raise ImportError(
+        "the laboratory needs Linux or macOS; on Windows run it in WSL (losses, methods and encoders work anywhere)",
+        name="fcntl",
+    ) from None
+
 MIB = 1 << 20
 JSON_BYTES = 64 * MIB
-"""The longest JSON that is read: a store of 100,000 classes needs 5 MiB, a run of 1,000 epochs less."""
+"""Longest JSON to read: a store of 100,000 classes needs 5 MiB, a run of 1,000 epochs less."""
 DEPTH = 32
-"""How deep JSON may be nested: what we write needs 5, and repr and pydantic give up at some hundreds."""
+"""Deepest nesting of JSON: our own needs 5 levels, and repr and pydantic give up at some hundreds."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -38,7 +47,7 @@ _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.S)
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a regular file for reading. A pipe would wait for ever, and a device has no end."""
+    """Open a regular file for reading: a pipe could wait forever, and a device has no end."""
     _regular(path, os.stat(path))
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -53,9 +62,9 @@ def read(path: Path, most: int) -> bytes:
     """Return the bytes of a regular file, if there are at most `most`."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, most) + 1)  # which takes as much memory as it is asked for
+        content = file.read(min(size, most) + 1)  # because read() takes as much memory as it is asked for
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {spoken(most)}, which is all that is read", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {spoken(most)}, and no more is read", str(path))
     return content
 
 
@@ -69,7 +78,7 @@ def text(path: Path, most: int = JSON_BYTES) -> str:
 
 
 def parse(said: str) -> Any:
-    """Return the value of JSON, if it is not nested deeper than `DEPTH`."""
+    """Return the value of a JSON text; raise if it is nested deeper than `DEPTH`."""
     if said.count("[") + said.count("{") > DEPTH and _depth(said) > DEPTH:
         raise ValueError(f"it is nested more than {DEPTH} levels deep")
     try:
@@ -77,13 +86,13 @@ def parse(said: str) -> Any:
     except RecursionError:
         raise ValueError(f"it is nested more than {DEPTH} levels deep") from None
     except ValueError as error:
-        if "digits" in str(error):  # Python's own words name a function that would lift its limit
+        if "digits" in str(error):  # because Python's own message names a function that would lift its limit
             raise ValueError("it holds a whole number of thousands of digits") from None
         raise
 
 
 def spoken(count: int) -> str:
-    """Return a number of bytes for reading: 64 MiB."""
+    """Return a number of bytes as a reader says it: 64 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break
@@ -92,7 +101,7 @@ def spoken(count: int) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, without its number and the file's name."""
+    """Return an error's message without its number and the file's name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:200] or type(error).__name__
@@ -101,7 +110,7 @@ def reason(error: Exception) -> str:
 def below(folder: Path) -> Iterator[str]:
     """Yield the relative name of every file and every empty folder in a folder; symlinks are not followed.
 
-    Litter that systems leave does not count. A folder that cannot be listed raises: it may hold anything.
+    Files that systems leave behind are skipped. A folder that cannot be listed raises, because it may hold anything.
     """
     for at, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if os.path.islink(os.path.join(at, name))]
@@ -128,7 +137,7 @@ def _regular(path: Path, status: os.stat_result) -> None:
 
 
 def _depth(said: str) -> int:
-    """Return how deep brackets are nested; those in strings do not count."""
+    """Return how deep brackets are nested, without those in strings."""
     depth = deepest = 0
     for found in _TOKEN.finditer(said):
         if found[0] in ("[", "{"):
@@ -140,7 +149,7 @@ def _depth(said: str) -> int:
 
 
 def expanded(path: str | PathLike[str]) -> Path:
-    """A path whose ~ is the folder that it stands for."""
+    """Return a path with its ~ replaced by the home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -148,14 +157,14 @@ def expanded(path: str | PathLike[str]) -> Path:
 
 
 def save(path: Path, content: bytes) -> None:
-    """Write a new file, and wait until the disk has it."""
+    """Write a new file, and flush it to the disk."""
     with path.open("xb") as file:
         file.write(content)
         flush(file)
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or as it was: written aside, flushed, renamed."""
+    """Replace a file in one step: write it aside, flush it, rename it."""
     aside = path.with_name(f".{path.name}.{unique()}")
     try:
         save(aside, content)
@@ -166,15 +175,15 @@ def put(path: Path, content: bytes) -> None:
 
 
 def put_new(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all; raise if something has its name by then."""
+    """Write a new file in one step; raise if another file has taken its name meanwhile."""
     aside = path.with_name(f".{path.name}.{unique()}")
     try:
         save(aside, content)
         try:
-            os.link(aside, path)  # a rename would replace what came there meanwhile
+            os.link(aside, path)  # because a rename would replace a file that came there meanwhile
         except FileExistsError:
             raise DataError(f"{path} is there already; remove it, or give --out another name") from None
-        except OSError:  # a file system without hard links
+        except OSError:  # because some file systems have no hard links
             if os.path.lexists(path):
                 raise
             aside.rename(path)
@@ -184,9 +193,9 @@ def put_new(path: Path, content: bytes) -> None:
 
 
 def deliver(path: Path, content: bytes, mark: str = "") -> None:
-    """Write a file at a place that the user named: where a symlink leads, or into a stream, such as /dev/stdout.
+    """Write a file where the user asked for it: through a symlink, or into a stream such as /dev/stdout.
 
-    With a mark, a file that is there already is replaced only if it begins so: we wrote it then.
+    With a mark, an existing file is replaced only if it begins with that mark, so only if we wrote it.
     """
     if is_stream(path):
         with _opened(path) as file:
@@ -197,7 +206,7 @@ def deliver(path: Path, content: bytes, mark: str = "") -> None:
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Raise if a file is there that does not begin as what we write: `mark` is a pattern of its first bytes."""
+    """Raise if the path holds a file that is not ours: `mark` is a pattern of our first bytes."""
     if not path.exists() or is_stream(path):
         return
     with opened(path) as file:
@@ -210,21 +219,21 @@ def check_replaceable(path: Path, mark: str) -> None:
 
 
 _MARKED = 4096
-"""Bytes at a file's beginning that tell what it is."""
+"""First bytes of a file that are compared with a mark."""
 
 
 def is_stream(path: Path) -> bool:
-    """A pipe, a device or a file that is open already, which its reader would miss if another took its name."""
+    """True for a pipe, a device or an open file: its reader would miss a new file under the same name."""
     return bool(_OPEN.match(str(_led(path)))) or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 _OPEN = re.compile(r"/(?:proc/([^/]+)|dev)/fd/(\d+)")
-"""A file that a process has open: whose, if it is said, and its number there."""
+"""Path of an open file: its process, if it is given, and its number there."""
 
 
 def _led(path: Path) -> Path:
-    """Where links lead, as far as to what is open."""
-    for _ in range(40):  # as many links as Linux follows
+    """Follow symlinks, and stop at an open file."""
+    for _ in range(40):  # because Linux follows as many
         if _OPEN.match(str(path)) or not path.is_symlink():
             break
         path = Path(os.path.normpath(path.parent / path.readlink()))
@@ -232,7 +241,7 @@ def _led(path: Path) -> Path:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A stream to write to. A file that we have open goes on where it is, or what we print next would lie over it."""
+    """Open a stream for writing. Append to a file that we have open already, or our next output would overwrite it."""
     found = _OPEN.fullmatch(str(_led(path)))
     if found and found[1] in (None, "self", str(os.getpid())) and path.is_file():
         if sys.stdout is not None:
@@ -242,7 +251,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _read_by_somebody(name: str, flags: int) -> int:
-    """Open a stream that somebody reads: a named pipe without a reader would let us wait for ever."""
+    """Open a stream that has a reader: a named pipe without one would make us wait forever."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -259,29 +268,29 @@ def _read_by_somebody(name: str, flags: int) -> int:
 
 
 _PATIENCE = 5.0
-"""Seconds that we wait for a reader of a pipe."""
+"""Seconds to wait for the reader of a pipe."""
 
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """Around the writing of a file, whose folder is made: what the disk refuses is one line that names the option."""
+    """Make a file's folder, and report a failed write in one line that names the option."""
     if str(path) == "-":
-        raise DataError(f"{option} - is no file's name; give {option} /dev/stdout for standard output")
+        raise DataError(f"{option} - is not a file name; give {option} /dev/stdout for standard output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
-    except BrokenPipeError:  # whoever read it has read enough
+    except BrokenPipeError:  # because the reader has read enough
         raise
     except OSError as error:
         raise DataError(f"cannot write {path} ({error.strerror or error}); give {option} another place") from None
 
 
 def unique() -> str:
-    """For a name that nobody else has: the process, and eight digits."""
+    """Return the process id and eight random digits, for a file name of our own."""
     return f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def flush(file: BinaryIO) -> None:
-    """Waits until the disk has what was written."""
+    """Flush a file to the disk."""
     file.flush()
     os.fsync(file.fileno())

@@ -186,6 +186,8 @@ def _value(row: Row, ask: Settings) -> Tensor:
     beta, b = ask.beta, ask.effect.logit(row)
     with torch.no_grad():
         w = ask.effect.log_weights(row)
+        if torch.compiler.is_exporting():
+            _check_export(row, ask, declared=w is not None)
         if w is not None:
             x = row.A - b
             rest = logsigmoid(x)  # log of 1 - q
@@ -195,6 +197,20 @@ def _value(row: Row, ask: Settings) -> Tensor:
         return _plain_value(b, row.A, beta)
     value: Tensor = apply(_Declared, b, row.A, beta, db, dA)
     return value
+
+
+def _check_export(row: Row, ask: Settings, declared: bool) -> None:
+    """Raise a RuntimeError if `torch.export` would write a program with a wrong backward pass, or with none."""
+    if declared:
+        raise RuntimeError(
+            "this effect declares its gradient, and torch.export drops declared gradients: the exported program would "
+            "train on another one; export the encoder without the loss, or use torch.compile"
+        )
+    if ask.negatives and ask.impl != "reference" and row.A.requires_grad:
+        raise RuntimeError(
+            f"torch.export drops the backward pass of the kernel that impl={ask.impl!r} takes; "
+            f"give impl='reference', or export under torch.no_grad()"
+        )
 
 
 def _plain_value(b: Tensor, A: Tensor, beta: float) -> Tensor:

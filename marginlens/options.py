@@ -1,6 +1,6 @@
-"""From settings to options of a command, and back: a configuration file, overrides on the command line, one result.
+"""Turn settings into options of a command, and options and a configuration file into settings.
 
-OPTIONS = options(Pretrain, PretrainPlace)          what tyro reads: an option for each field, none required
+OPTIONS = options(Pretrain, PretrainPlace)          a type for tyro, with an optional key for each field
 settings, place = settle((Pretrain, PretrainPlace), "settings.yaml", {"lr": 0.03})
 """
 
@@ -12,36 +12,34 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import yaml
-from pydantic_core import PydanticUndefined
 from tyro.conf import arg
 
 from marginlens import output
 from marginlens.files import MIB, expanded, reason, text
-from marginlens.parameters import hint
-from marginlens.settings import Settings, build
+from marginlens.settings import Settings, _text, build, default, hint
 
 Recipe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""What is usual where such settings are given."""
+"""Returns the usual values of other settings, given some of them."""
 COMMON = {
-    "config": (str, "A file, JSON or YAML, with settings by name; options override it."),
+    "config": (str, "JSON or YAML file of settings by name; options override it."),
     "print_config": (bool, "Print all settings as JSON, which --config reads, and stop."),
     "json": (bool, "Print the result as JSON."),
 }
-"""What every command takes besides."""
+"""Options that every command with settings takes."""
 
 MaybePath = Annotated[Path | None, arg(metavar="PATH")]
 """A path that may be left out: tyro alone would show it as {None}|PATH."""
 
 
 def options(*models: type[Settings]) -> Any:
-    """A type whose keys are the fields of these models and those of `COMMON`, all of which may be left out."""
+    """Return a type whose optional keys are the fields of these models and the options of `COMMON`."""
     fields: dict[str, Any] = {}
     for model in models:
         for name, field in model.model_fields.items():
-            asked = arg(help=field.description, help_behavior_hint=_default(model, name))
+            asked = arg(help=field.description, help_behavior_hint=default(model, name))
             fields[name] = Annotated[field.annotation, asked]
     for name, (kind, said) in COMMON.items():
-        fields[name] = Annotated[kind, arg(help=said, help_behavior_hint="(default: no)")]
+        fields[name] = Annotated[kind, arg(help=said, help_behavior_hint=f"(default: {_text(kind())})")]
     make: Any = TypedDict
     return Annotated[make("Options", fields, total=False), arg(name="")]  # named, --help has "settings options"
 
@@ -53,7 +51,7 @@ def perform(
     say: Callable[[dict[str, Any]], str],
     recipe: Recipe = lambda given: {},
 ) -> None:
-    """Settles the settings, then prints them, or does the work and prints what it found, as text or as JSON."""
+    """Print the settings, or do the work and print its result, as text or as JSON."""
     overrides = {name: value for name, value in given.items() if name not in COMMON}
     settings = settle(models, given.get("config", ""), overrides, recipe)
     if given.get("print_config"):
@@ -72,7 +70,7 @@ def settle(
     overrides: dict[str, Any],
     recipe: Recipe = lambda given: {},
 ) -> list[Any]:
-    """Each model's settings: what the command line says, else the file, else the recipe, else the defaults."""
+    """Return each model's settings: from the command line, else the file, else the recipe, else the defaults."""
     given = (read_config(Path(config), models) if config else {}) | overrides
     given = {**recipe(given), **given}
     every = [name for model in models for name in model.model_fields]
@@ -87,20 +85,20 @@ def settle(
 
 
 def read_config(path: Path, models: Sequence[type[Settings]] = ()) -> dict[str, Any]:
-    """Settings from a JSON or YAML file, or from the config.json of a run."""
+    """Return settings from a JSON or YAML file, or from the config.json of a run."""
     json_file, place = path.suffix == ".json", expanded(path)
     try:
         said = text(place, MOST_BYTES)
         found = json.loads(said, object_pairs_hook=_once) if json_file else yaml.load(said, _Yaml)
         if isinstance(found, dict) and "format" in found and isinstance(found.get("settings"), dict):
             neutral = {name: value for model in models for name, value in model.neutral.items()}
-            found = neutral | found["settings"]  # what an older version did not know yet was neutral there
+            found = neutral | found["settings"]  # because an older version acted so before a setting existed
         if isinstance(found, dict):
             return _once([(_plain_name(name), _plain(name, value)) for name, value in found.items()])
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({reason(error)})") from None
     except _TwiceError as error:
-        raise ValueError(f"{path} has {error} twice; which is meant?") from None
+        raise ValueError(f"{path} has {error} twice; keep one") from None
     except _NestedError as error:
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
@@ -109,7 +107,7 @@ def read_config(path: Path, models: Sequence[type[Settings]] = ()) -> dict[str, 
         raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: {_first(error)}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not {'JSON' if json_file else 'YAML'}: it is not UTF-8 text") from None
-    except Exception as error:  # of what a tag or a number in it says it is, which PyYAML believes
+    except Exception as error:  # because PyYAML believes any tag, and raises whatever its constructor raises
         said = f" ({error})" if str(error).startswith("it is") else ""
         raise ValueError(f"{path} holds a value that cannot be read{said}; see --print-config") from None
     raise ValueError(f"{path} must hold settings by name, such as 'epochs: 20'")
@@ -131,7 +129,7 @@ def _plain_name(name: Any) -> str:
 
 
 def _plain(name: Any, value: Any) -> Any:
-    """Return a setting's value if it is a plain one or a list of such: what is nested may print without an end."""
+    """Return a setting's value if it is plain or a list of plain values: a nested one may be endless to print."""
     several = value if isinstance(value, list) else [value]
     if len(several) > MOST_VALUES or any(isinstance(x, list | dict | set | tuple) for x in several):
         raise _NestedError(f"{name} must be one value, or a list of at most {MOST_VALUES}")
@@ -157,7 +155,7 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML whose names differ, but for those that are merged (<<) and said again."""
+    """YAML without duplicate names, except where a name overrides a merged one (<<)."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
@@ -172,26 +170,8 @@ class _Yaml(yaml.SafeLoader):
 
 
 def show(*settings: Settings) -> str:
-    """All settings as JSON, which --config reads back."""
+    """Return all settings as JSON, for --config to read."""
     return json.dumps({k: v for part in settings for k, v in part.model_dump(mode="json").items()}, indent=1)
-
-
-def _default(model: type[Settings], name: str) -> str:
-    """What a field is when it is not given, exceptions of data sets and methods included."""
-    value = model.model_fields[name].default
-    if value is PydanticUndefined:
-        return "(required)"
-    said = [f"default: {_text(value)}"]
-    said += [f"{key}: {_text(own[name])}" for key, own in model.recipes.items() if name in own]
-    return f"({'; '.join(said)})"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " ".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
 def _first(error: Exception) -> str:

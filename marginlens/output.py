@@ -1,6 +1,6 @@
-"""What commands and runs say: names from files never reach a terminal as control characters.
+"""Print text, tables and progress; names from files never reach a terminal as control characters.
 
-The loss alone has no rich: it is imported where it is needed.
+Functions import rich when they need it, because the loss alone works without it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, changes of the writing direction, and bytes that are not UTF-8."""
+"""Control characters except tab and newline, changes of the writing direction, and bytes that are not UTF-8."""
 
 
 def legible(text: str) -> str:
-    """Return a text whose control characters are spelled out: an escape sequence in a file's name is shown as \\x1b."""
+    """Return a text with its control characters spelled out: an escape in a file's name is shown as \\x1b."""
     return _ODD.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str, *, error: bool = False, flush: bool = False) -> None:
-    """Print a text to standard output, or to standard error; a stream that is closed hears nothing."""
+    """Print a text to standard output, or to standard error; skip a closed stream."""
     stream = sys.stderr if error else sys.stdout
     if stream is None:
         return
@@ -43,24 +43,24 @@ def counted(number: int, noun: str) -> str:
 
 
 def complain(line: str) -> None:
-    """Print what went wrong to standard error: one line, though a file's name in it has several."""
+    """Print an error as one line, even if a file's name in it has several."""
     say("marginlens: " + line.replace("\n", "\\n"), error=True)
 
 
 def say_json(text: str) -> None:
-    """Print JSON, in which only DEL is left to escape."""
+    """Print JSON. Of the control characters, it leaves only DEL to escape."""
     say(text.replace("\x7f", "\\u007f"))
 
 
 def show(table: Table, **options: Any) -> None:
-    """Print a table. Its cells are text, never rich's markup."""
+    """Print a table. Its cells are plain text, never rich's markup."""
     from rich.console import Console
 
     Console(**PLAIN).print(plain(table), **options)
 
 
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
-"""How a console takes text that comes from files."""
+"""Options of a console that prints text from files."""
 
 
 def plain(table: Table) -> Table:
@@ -73,19 +73,19 @@ def plain(table: Table) -> Table:
 
 
 EVERY = 10.0
-"""Seconds between plain lines, and at least one for each tenth of the run."""
+"""Seconds between plain lines; there is also one for each tenth of the run."""
 _REFRESH = 0.25
 
 
 def errors(quiet: bool = False) -> Console:
-    """Standard error, for what is said while there is work to do."""
+    """Return a console on standard error, for messages during work."""
     from rich.console import Console
 
     return Console(file=cast(TextIO, _Errors()), quiet=quiet, highlight=False)
 
 
 class _Errors(io.TextIOBase):
-    """Standard error as it is now, which may break: work must not die of its log, whose disk is full, say."""
+    """The current standard error. A failed write to it is ignored: a full disk under the log must not end a run."""
 
     encoding = "utf-8"
 
@@ -108,13 +108,13 @@ class _Errors(io.TextIOBase):
 
 
 def _stream() -> Any:
-    """Not what rich puts there while a bar lives, which would print to the console again; None, if it is closed."""
+    """Return standard error, or None if it is closed; rich's stand-in during a bar would print to the console again."""
     return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
 
 @contextmanager
 def mute(stream: Any) -> Iterator[None]:
-    """From the first line on that cannot be written to a stream, what is said there goes nowhere."""
+    """Send a stream nowhere from the first write that fails."""
     try:
         yield
     except OSError:
@@ -144,23 +144,23 @@ class Display:
         self.bar.stop()
 
     def begin_at(self, done: int) -> None:
-        """So many steps were done before."""
+        """Start the bar after steps of an earlier start."""
         self.first = self.shown = done
         self.bar.update(self.task, completed=done)
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Print a line above the bar."""
         self.console.print(legible(line), markup=False, soft_wrap=True)
 
     def step(self, done: int, loss: Callable[[], float], rate: Callable[[], float]) -> None:
-        """One step more; loss and rate are only asked for when they are shown."""
+        """Count a step. Loss and rate are computed only if they are shown."""
         now = time.monotonic()
         if self.console.is_terminal and (now - self.last > _REFRESH or done == self.total):
             self.last = now
             self.bar.update(self.task, completed=done, said=f"loss {loss():.3f}  {rate():,.0f} images/s{self.knn}")
 
     def epoch(self, done: int, number: int, metrics: dict[str, Any], rate: float) -> None:
-        """An epoch's end."""
+        """Show the end of an epoch."""
         if "knn" in metrics:
             self.knn = f"  kNN {metrics['knn']:.1f} % (epoch {number})"
         loss = f"loss {metrics['loss']:.4f}"

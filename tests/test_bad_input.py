@@ -72,6 +72,8 @@ CASES = {
     ),
     "tau is 0; it must be above 0": (ValueError, lambda: ml.info_nce(Q, K, tau=0)),
     "tau is -1; it must be above 0": (ValueError, lambda: ml.info_nce(Q, K, tau=torch.tensor(-1.0))),
+    "tau is -0.5; it must be above 0, from 1e-06 to 1e+06; learn its logarithm instead, which stays in range: "
+    "tau=log_tau.exp()": (ValueError, lambda: ml.info_nce(Q, K, tau=torch.tensor(-0.5, requires_grad=True))),
     "tau is inf": (ValueError, lambda: ml.info_nce(Q, K, tau=math.inf)),
     "tau is nan": (ValueError, lambda: ml.info_nce(Q, K, tau=math.nan)),
     "tau must be a number or a floating tensor of one element, not '0.1'": (
@@ -188,6 +190,18 @@ CASES = {
     "positives has shape (3,); it must be (4,)": (
         ValueError,
         lambda: ml.info_nce(Q, K, positives=torch.arange(3)),
+    ),
+    "positives has shape (4, 4) and dtype torch.bool; it takes one index per row of q, so (4,) integers": (
+        ValueError,
+        lambda: ml.info_nce(Q, K, positives=torch.eye(4).bool()),
+    ),
+    "supports one positive per row, neither a mask nor several indices": (
+        ValueError,
+        lambda: ml.info_nce(Q, K, positives=torch.zeros(4, 2, dtype=torch.long)),
+    ),
+    "from 3 to 9; indices of k's rows go from 0 to 3, and class labels are not such indices": (
+        ValueError,
+        lambda: ml.info_nce(Q, K, positives=torch.tensor([3, 9, 9, 3])),
     ),
     "positives is on meta and q on cpu": (
         ValueError,

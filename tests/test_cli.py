@@ -1,5 +1,6 @@
 """The command line: its output, and one line with exit code 2 for every mistake."""
 
+import ast
 import importlib
 import io
 import json
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 import marginlens as ml
-from marginlens import files
+from marginlens import cli, files
 from marginlens.cli import COMMANDS, main
 from marginlens.data import prepare, shapes, store
 from marginlens.output import Display, counted
@@ -65,7 +66,7 @@ def test_every_command_has_a_help_that_teaches(capsys, name):
     out = capsys.readouterr().out
     assert f"marginlens {name}" in out
     assert len(out) > 300
-    assert not re.search(r"\{None\}|settings options|\b1 [a-z]+s\b", out)
+    assert not re.search(r"\{None\}|settings options|\b1 [a-z]+s\b|default: (?:\)|None|True|False)", out)
 
 
 def test_folders_are_listed(capsys, tmp_path):
@@ -135,11 +136,15 @@ MISTAKES = {
     ("train",): "did you mean 'marginlens pretrain'?",
     ("runs", "list"): "did you mean 'marginlens runs'?",
     ("runs", "ls"): "did you mean 'marginlens runs'?",
+    ("evaluate",): "did you mean 'marginlens probe'?",
+    ("version",): "did you mean 'marginlens --version'?",
     ("xyzzy",): "marginlens --help lists the commands",
     ("data", "shwo", "x"): "did you mean 'marginlens data show'?",
     ("data", "info", "cifra10"): "did you mean 'cifar10'?",
     ("data", "info", "cifar10"): "run: marginlens data prepare cifar10",
-    ("data", "info"): "required",
+    ("data", "info"): "an argument is missing",
+    ("data", "prepare", "folder", "--path", "x"): "there is no option --path (did you mean --from?)",
+    ("report", "--output", "x"): "there is no option --output (did you mean --out?)",
     ("data", "info", "shapes", "--jsno"): "--json",
     ("data", "prepare", "cifar10", "--from", "nowhere"): "nowhere does not exist",
     ("data", "prepare", "folder"): "marginlens data prepare folder --from PATH",
@@ -151,7 +156,7 @@ MISTAKES = {
     ("data", "show", "shapes", "--out", "/proc/nope/x.png"): "give --out another place",
     ("data", "views", "shapes", "--count", "0"): "count is 0; it must be a whole number, at least 1",
     ("data", "show", "shapes", "--columns", "-3"): "columns is -3; it must be a whole number, at least 1",
-    ("data", "views", "shapes", "--crop", "round"): "Expected one of ('resized', 'padded')",
+    ("data", "views", "shapes", "--crop", "round"): "--crop is 'round'; it must be one of 'resized', 'padded'",
 }
 
 
@@ -162,6 +167,27 @@ def test_mistakes(capsys, words):
             "shapes", {name: [store.Batch(*shapes.draw(8, name))] for name in ("train", "test")}, shapes.CLASSES
         )
     assert MISTAKES[words] in refused(capsys, *words)
+
+
+def test_help_is_a_word_too(capsys):
+    assert run(capsys, "help") == run(capsys, "--help")
+    assert run(capsys, "help", "data") == run(capsys, "data", "--help")
+    with pytest.raises(SystemExit) as caught:
+        main(["help", "encoders"])
+    assert caught.value.code == 0
+    assert "usage: marginlens encoders" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["lens"], ["help", "lens"], ["lens", "--help"]], ids=" ".join)
+def test_the_lens_lists_its_commands(capsys, words):
+    out = run(capsys, *words)
+    assert {name for name in COMMANDS if f"  marginlens {name} " in out} == {"lens figures", "lens run"}
+
+
+def test_words_for_a_command_lead_to_one():
+    assert {name.split()[0] for name in cli.SYNONYMS.values() if name != "--version"} <= {*COMMANDS, "data"}
+    assert set(cli.SYNONYMS.values()) <= {*COMMANDS, "--version"}
+    assert not cli.SYNONYMS.keys() & COMMANDS.keys()
 
 
 def test_the_installed_command():
@@ -199,6 +225,42 @@ def test_a_laboratory_that_is_not_installed_is_one_line(name):
 def test_without_the_laboratory_the_rest_can_be_looked_at():
     code = "import sys, inspect\nsys.modules['pydantic'] = None\nimport marginlens\ninspect.getmembers(marginlens)"
     assert imported(code, "marginlens.loss", "marginlens.options") == "['marginlens.loss']"
+
+
+WINDOWS = """
+import contextlib, inspect, io, sys
+import torch._dynamo  # which asks for the real system when it is first imported
+sys.modules["fcntl"], sys.platform = None, "win32"
+import marginlens as ml
+from marginlens.cli import COMMANDS, main
+z = torch.randn(4, 3, requires_grad=True)
+ml.NTXent()(z, z + 1).backward()
+ml.SimCLR(torch.nn.Flatten(), size=2, hidden=4).loss([torch.randn(4, 3, 2, 2)] * 2).backward()
+inspect.getmembers(ml)
+said = set()
+for name in ml.__all__:
+    try:
+        getattr(ml, name)
+    except ImportError as error:
+        said.add(f"marginlens: {error}\\n")
+for words in [["--help"], ["encoders", "--json"], *(name.split() for name in COMMANDS if name != "encoders")]:
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(heard):
+            main(words)
+    except SystemExit as end:
+        said.add(heard.getvalue())
+        assert end.code == 2, words
+print(said)
+"""
+
+
+def test_on_windows_the_loss_works_and_the_laboratory_is_one_line():
+    done = subprocess.run([sys.executable, "-c", WINDOWS], check=True, capture_output=True, text=True)
+    (line,) = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert line.startswith("marginlens: the laboratory needs Linux or macOS; on Windows run it in WSL (")
+    assert line.count("\n") == 1
+    assert "  marginlens pretrain " in done.stdout
 
 
 def test_names_may_be_first_used_by_several_threads():

@@ -1,6 +1,7 @@
 """Learned numbers: a module uses its parameters, and none silently trains outside its range."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -106,6 +107,19 @@ def test_a_margin_that_leaves_its_range_is_refused():
     torch.optim.SGD(module.parameters(), lr=0.1).step()
     with pytest.raises(ValueError, match=r"Margin: m1 is -0\.\d+; it must be in \[0, pi\]"):
         module(Q, K)
+
+
+def test_a_temperature_that_leaves_its_range_is_told_to_learn_its_logarithm():
+    """The advice works: the same step leaves that one in its range."""
+    tau, log_tau = parameter(0.25), parameter(math.log(0.25))
+    module, near = ml.InfoNCE(tau=tau), Q + 0.5 * K
+    module(Q, near).backward()
+    ml.info_nce(Q, near, tau=log_tau.exp()).backward()
+    assert tau.grad > 0
+    torch.optim.SGD([tau, log_tau], lr=1 / tau.grad.item()).step()
+    with pytest.raises(ValueError, match=r"tau is -0\.75; .* learn its logarithm .* tau=log_tau\.exp\(\)"):
+        module(Q, near)
+    assert ml.info_nce(Q, near, tau=log_tau.exp()).isfinite()
 
 
 def test_a_module_out_of_range_can_be_looked_at():

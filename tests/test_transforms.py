@@ -300,3 +300,63 @@ def test_rows_warn_of_nothing():
     """Forward-mode derivatives would, of torch.jit, the first time in a process."""
     code = "import torch, marginlens as ml\nml.rows(torch.randn(4, 3), torch.randn(4, 3), effect=ml.Margin(m1=0.4))"
     subprocess.run([sys.executable, "-W", "error::DeprecationWarning", "-c", code], check=True)
+
+
+class Exported(torch.nn.Module):
+    """A loss as a module that torch.export takes."""
+
+    def __init__(self, loss, **given):
+        super().__init__()
+        self.loss, self.given = loss, given
+
+    def forward(self, q, k):
+        return self.loss(q, k, **self.given)
+
+
+def example(**asked):
+    return tuple(random(6, 5, seed=seed).requires_grad_(**asked) for seed in range(2))
+
+
+STRICT = pytest.mark.parametrize("strict", [False, True])
+LOSSES = {"info_nce": ml.info_nce, "nt_xent": ml.nt_xent, "positive_only": ml.positive_only}
+
+
+@STRICT
+@pytest.mark.parametrize("effect", [Plain(), Margin(m1=0.3)], ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_exported_loss_has_the_gradient(name, effect, strict):
+    """Where the value's own derivative is the gradient, and the kernel is plain tensor code."""
+    module = Exported(LOSSES[name], effect=effect, impl="reference")
+    program = torch.export.export(module, example(), strict=strict).module()
+    q, k = example(requires_grad=False)
+    want, grads = gradients(module, q, k)
+    value, got = gradients(program, q, k)
+    close(value, want, 1e-12)
+    for a, b in zip(got, grads, strict=True):
+        close(a, b, 1e-12)
+
+
+@STRICT
+@pytest.mark.parametrize("effect", [Emphasis(s=3, c=2.5), Ratio(m1=0.4, scope="row") * Margin(m1=0.2)], ids=str)
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_declared_gradient_is_not_exported(effect, strict, learns):
+    """The program would differentiate the value instead, without a word."""
+    for impl in IMPLS:
+        module = Exported(ml.info_nce, effect=effect, impl=impl)
+        with pytest.raises(RuntimeError, match=r"torch\.export drops declared gradients.*export the encoder without"):
+            torch.export.export(module, example(requires_grad=learns), strict=strict)
+    with pytest.raises(RuntimeError, match=r"torch\.export drops declared gradients"):
+        torch.export.export(Exported(ml.positive_only, effect=Emphasis(c=2.5)), example(), strict=strict)
+
+
+@STRICT
+@pytest.mark.parametrize("impl", ["auto", "chunked"])
+def test_a_kernel_s_backward_pass_is_not_exported(impl, strict):
+    """The value alone is."""
+    module = Exported(ml.nt_xent, impl=impl)
+    with pytest.raises(RuntimeError, match=rf"torch\.export drops the backward pass .* impl=\W+{impl}.*no_grad"):
+        torch.export.export(module, example(), strict=strict)
+    q, k = example(requires_grad=False)
+    with torch.no_grad():
+        program = torch.export.export(module, (q, k), strict=strict).module()
+        close(program(q, k), module(q, k), 1e-12)

@@ -12,7 +12,7 @@ from marginlens.checks import EffectLike
 from marginlens.effects import PLAIN, Effect, Emphasis, factors
 from marginlens.loss import Impl, Rows
 from marginlens.modules import Setting, register_effect, settings_of
-from marginlens.nets.count import feature_dim
+from marginlens.nets.count import NoTensor, feature_dim
 from marginlens.parameters import shortest
 
 __all__ = [
@@ -112,6 +112,8 @@ def features_of(backbone: nn.Module, features: int | None, size: int) -> int:
         return found
     try:
         return feature_dim(backbone, size)
+    except NoTensor:
+        raise
     except ValueError as error:
         raise ValueError(f"{error}; give size=, the side of your images, or features=") from None
 

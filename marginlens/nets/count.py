@@ -8,8 +8,9 @@ convolutions and matrix products. We do not count batch norm, ReLU and pooling, 
 from __future__ import annotations
 
 import json as jsons
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,9 +103,48 @@ def _dry_run(module: nn.Module, size: int) -> Tensor:
     return _checked(features)
 
 
+class NoTensor(ValueError):  # noqa: N818  it is a finding about a backbone
+    """Report an encoder that returns something else than a tensor."""
+
+
+def tensor_of(features: object) -> Tensor:
+    """Return what an encoder returns; raise, with a wrapper to copy, unless it is a tensor."""
+    if isinstance(features, Tensor):
+        return features
+    line = f"the encoder returns a {type(features).__name__}; it must return a tensor of features (n, d)"
+    where = _where(features)
+    raise NoTensor(
+        f"{line}; wrap it:\n\n{_WRAPPER.format(where)}" if where else f"{line}; wrap it in a module that does"
+    )
+
+
+_WRAPPER = """\
+class Features(torch.nn.Module):
+    def __init__(self, model): super().__init__(); self.model = model
+    def forward(self, images): return self.model(images){}
+
+backbone = Features(backbone)
+"""
+
+
+def _where(output: Any) -> str:
+    """Return code that takes features (n, d) out of a dict, a tuple or an object such as a ModelOutput; "" if none."""
+    if isinstance(output, Mapping):
+        parts = {f"[{name!r}]": x for name, x in output.items()}
+    elif isinstance(output, Sequence):
+        parts = {f"[{i}]": x for i, x in enumerate(output)}
+    else:
+        parts = {f".{name}": x for name, x in getattr(output, "__dict__", {}).items()}
+    pooling = {2: "", 3: ".mean(1)", 4: ".mean((2, 3))"}  # over tokens, over pixels
+    usable = [
+        name for name, x in parts.items() if isinstance(x, Tensor) and x.is_floating_point() and x.dim() in pooling
+    ]
+    usable.sort(key=lambda name: "pool" not in name)
+    return usable[0] + pooling[parts[usable[0]].dim()] if usable else ""
+
+
 def _checked(features: object) -> Tensor:
-    if not isinstance(features, Tensor):
-        raise ValueError(f"the encoder returns a {type(features).__name__}; it must return a tensor of features (n, d)")
+    features = tensor_of(features)
     if features.dim() != 2 or len(features) != _BATCH or features.shape[1] == 0:
         raise ValueError(
             f"the encoder maps {_BATCH} images to shape {tuple(features.shape)}; it must be ({_BATCH}, d): "

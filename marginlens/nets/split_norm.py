@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from marginlens.checks import whole
+from marginlens.nets.count import tensor_of
 from marginlens.nets.fast import each
 
 
@@ -65,7 +66,7 @@ def embed(
     size = part_size(len(views[0]), parts)
     moved = moved or [False] * len(views)
     seen = [apart(x, parts) if away else x for x, away in zip(views, moved, strict=True)]
-    found = each(lambda x: head(in_parts(backbone, x, size)), seen)
+    found = each(lambda x: head(in_parts(lambda part: tensor_of(backbone(part)), x, size)), seen)
     return [together(y, parts) if away else y for y, away in zip(found, moved, strict=True)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from marginlens import evals
+from marginlens.output import counted
 from marginlens.report import render
 from marginlens.report.figures import figure
 from marginlens.report.grids import GAIN, SPREAD, WIDE, Grid, Item, bad_grid, looks_grid, measure, paper_grid

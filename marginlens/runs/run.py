@@ -15,7 +15,6 @@ tensorboard/        the same curves, if tensorboard is installed
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shlex
@@ -28,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 from marginlens import evals
 from marginlens.data.views import Triple
-from marginlens.files import expanded, opened, parse
+from marginlens.files import expanded, fcntl, opened, parse
 from marginlens.runs import checkpoint, records
 from marginlens.runs.config import NEUTRAL, NUMERICS, Pretrain, changed
 from marginlens.runs.records import Config, Epoch, Evaluation, Failure, Look, Result, Speed, Start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import platform
 import stat
@@ -22,7 +21,7 @@ import torch
 import marginlens
 from marginlens.data.feed import Feed
 from marginlens.errors import DataError, Stopped, disk
-from marginlens.files import expanded
+from marginlens.files import expanded, fcntl
 from marginlens.runs.config import NUMERICS, Pretrain, digits, facts, name_of
 from marginlens.runs.records import FORMAT, save_json
 from marginlens.runs.run import Run, open_run

@@ -18,9 +18,9 @@ from marginlens.evals import HEADLINE
 from marginlens.options import COMMON, options, read_config, settle, show
 from marginlens.output import PLAIN, counted, errors, legible, say, say_json
 from marginlens.paper import TABLES, Cell, find
-from marginlens.parameters import hint, quoted
+from marginlens.parameters import quoted
 from marginlens.runs.config import Pretrain, choose_size
-from marginlens.settings import build
+from marginlens.settings import build, hint
 from marginlens.sweep import conduct
 from marginlens.sweep import grid as grids
 from marginlens.sweep import job as cells
@@ -40,10 +40,10 @@ else:
 
 
 def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tuple[str, ...]] = ()) -> None:
-    """Runs every combination of a grid of settings, each followed by its probe, and prints means over seeds.
+    """Run every combination of a grid of settings, each followed by its probe, and print means over seeds.
 
-    All other settings are those of marginlens pretrain. Complete runs are not run again: rerun the command to continue.
-    For example:
+    All other settings are those of marginlens pretrain. Complete runs are skipped: rerun the command to continue after
+    a stop. For example:
 
         marginlens sweep --data shapes --grid "effect=plain|emphasis(s=5)" --grid "seed=0|1|2" --dry-run
 
@@ -52,7 +52,7 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
         marginlens sweep --data cifar100 --grid "seed=0|1|2" --executor ray --address auto --gpus-per-run 0.5
 
     Args:
-        grid: A setting and its values, such as "seed=0|1|2"; once for each setting. Replaces a file's grid.
+        grid: A setting and its values, such as "seed=0|1|2". Repeat it for more settings. It replaces a file's grid.
     """
     given = dict(settings) | ({"grid": grid} if grid else {})
     base, place, axes = _sweep_settings(given)
@@ -65,10 +65,10 @@ def sweep(settings: OmitArgPrefixes[SweepOptions], *, grid: UseAppendAction[tupl
 
 
 def reproduce(tables: Positional[tuple[str, ...]], settings: OmitArgPrefixes[ReproduceOptions]) -> None:
-    """Runs a table or figure of the paper: each pre-training once, then its probes and transfers.
+    """Run what a table or figure of the paper needs: each pre-training once, with its probes and transfers.
 
-    Complete runs are not run again: rerun the command to continue. --epochs makes a shorter look and --dataset a
-    rehearsal; both are labelled wherever they are shown. For example:
+    Complete runs are skipped: rerun the command to continue after a stop. With --epochs it is a shorter look, with
+    --dataset a rehearsal; reports label both. For example:
 
         marginlens reproduce tab2 --only "MoCo/CIFAR10/*" --seeds 3 --dry-run
 

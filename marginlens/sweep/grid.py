@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from marginlens.parameters import hint, quoted
+from marginlens.parameters import quoted
 from marginlens.runs.config import Pretrain
-from marginlens.settings import MOST, Settings, build
+from marginlens.settings import MOST, Settings, build, hint
 
 LARGEST = 10_000
 """The most runs of a grid, even with --yes; more is a mistake."""

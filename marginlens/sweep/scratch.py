@@ -7,7 +7,6 @@ does, or the worker that was left alone. Other people's folders stay, whatever t
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -17,6 +16,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+
+from marginlens.files import fcntl
 
 PREFIX = "marginlens-run-"
 NEW, HELD = ".new", ".held"

@@ -37,7 +37,7 @@ from marginlens.train import engine as engines
 from marginlens.train.engine import Engine, Name
 from marginlens.train.lens import Recorder, scalars
 from marginlens.train.tensorboard import Curves
-from marginlens.train.trainer import Trainer, causes, check_data, load, look, make_optimizer, state
+from marginlens.train.trainer import Trainer, causes, check_data, load, look, make_optimizer, repelled, state
 
 COLLAPSED = 0.05
 """A spread below this gives a warning. Measured: at least 0.09 before training, at least 0.4 after, 0.02 in a
@@ -45,6 +45,9 @@ collapse."""
 
 LINES = ("metrics", "speed", "lens")
 """Files that get a line for each epoch."""
+
+MOST_REPELLED = 0.5
+"""A margin that repels a larger share of the positives is reported."""
 
 SEEN = 256
 """Number of images for the spread."""
@@ -272,6 +275,13 @@ def end_epoch(
     if last or (knn_every and epoch % knn_every == 0):
         found = knn_accuracy(trainer.method.backbone, trainer.feed, Knn(), settings.size, trainer.precision)
         metrics |= {"knn": found} if found is not None else {}
+    if epoch == 1 and ml.effect(settings.effect).moves_logit:
+        metrics["repelled"] = repelled(trainer)
+        if metrics["repelled"] > MOST_REPELLED:
+            display.say(
+                f"note: {settings.effect} repels {100 * metrics['repelled']:.0f} % of the positives after epoch 1: "
+                f"where theta + m1 is above pi, the loss pushes the two views of an image apart; lower m1"
+            )
     which = "features" if metrics["spread"] < COLLAPSED else "embeddings"
     if (least := min(metrics["spread"], metrics["embedding_spread"])) < COLLAPSED and not trainer.warned:
         trainer.warned = True

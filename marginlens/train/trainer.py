@@ -152,6 +152,24 @@ def look(trainer: Trainer) -> None:
         raise Stopped(f"the loss became {value} at step {step}; {causes(trainer)}")
 
 
+def repelled(trainer: Trainer) -> float:
+    """Return the share of positives in the run's first batch that the margin repels: theta + m1 > pi.
+
+    The batch norms are left as they were.
+    """
+    settings, module = trainer.settings, module_of(trainer.method)
+    order = draw.order(trainer.samples, settings.seed, 0)[: settings.batch]
+    (views,) = trainer.feed.views(settings.split, order, trainer.views, settings.seed, 0, settings.batch)
+    before = [buffer.clone() for buffer in module.buffers()]
+    try:
+        with torch.no_grad(), autocast(trainer.precision, trainer.feed.device):
+            slopes = trainer.method.rows([view.contiguous(memory_format=torch.channels_last) for view in views]).f
+    finally:
+        for buffer, value in zip(module.buffers(), before, strict=True):
+            buffer.copy_(value)
+    return float((slopes < 0).double().mean())
+
+
 def causes(trainer: Trainer) -> str:
     """Return the last checkpoint, and likely reasons for a loss that is not finite."""
     s = trainer.settings

@@ -404,6 +404,55 @@ def test_a_backbone_that_does_not_fit(cls):
         cls(nn.Conv2d(3, 4, 3))
 
 
+class Output:
+    """As Hugging Face's models return one: fields, and no tensor."""
+
+    def __init__(self, tokens):
+        self.last_hidden_state, self.pooler_output = tokens, tokens[:, 0]
+
+
+class Foreign(nn.Module):
+    """A backbone of tokens, whose output is not a tensor."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.linear = form, nn.Linear(12, 5)
+
+    def forward(self, images):
+        return self.form(self.linear(images.flatten(1).view(len(images), -1, 12)))
+
+
+FORMS = {
+    ".pooler_output": Output,
+    "['pooler_output']": lambda tokens: {"last_hidden_state": tokens, "pooler_output": tokens[:, 0]},
+    "['last_hidden_state'].mean(1)": lambda tokens: {"mask": None, "last_hidden_state": tokens},
+    "[0].mean(1)": lambda tokens: (tokens, tokens[:, 0]),
+    "[1].mean((2, 3))": lambda tokens: [None, tokens[:, :, :, None].transpose(1, 2)],
+}
+
+
+@pytest.mark.parametrize("features", [None, 5])
+@pytest.mark.parametrize("taken", FORMS)
+@pytest.mark.parametrize("cls", METHODS.values(), ids=named)
+def test_a_backbone_without_a_tensor_gets_a_wrapper_that_works(cls, taken, features):
+    backbone, views = Foreign(FORMS[taken]), [random(N, 3, 4, 4, seed=i, dtype=torch.float32) for i in (1, 2)]
+    with pytest.raises(ValueError, match=r"the encoder returns a \w+; it must return a tensor .* wrap it") as caught:
+        cls(backbone, size=4, features=features).loss(views)  # by a dry run, or when it is used
+    assert taken in str(caught.value)
+    assert "size=" not in str(caught.value)
+    names = {"torch": torch, "backbone": backbone}
+    exec(str(caught.value).partition("\n\n")[2], names)
+    method = cls(names["backbone"], size=4, hidden=HIDDEN, out=OUT)
+    method.loss(views).backward()
+    assert backbone.linear.weight.grad.isfinite().all()
+
+
+def test_a_backbone_whose_output_holds_no_features():
+    for form in (lambda tokens: {"mask": None}, lambda tokens: None, lambda tokens: (tokens.long(),)):
+        with pytest.raises(ValueError, match=r"it must return a tensor of features \(n, d\); wrap it in a module"):
+            SimCLR(Foreign(form), size=4)
+
+
 @pytest.mark.parametrize("effect", EFFECTS, ids=str)
 @pytest.mark.parametrize("cls", [MoCoV3, SimCLR], ids=named)
 def test_with_negatives_every_effect_is_taken(cls, effect):

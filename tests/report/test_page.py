@@ -205,7 +205,7 @@ def test_unreadable_folders_are_listed_and_then_it_is_exit_2(store, call, capsys
         (["--runs", "nowhere"], "nowhere does not exist"),
         (["--out", "file"], "cannot write file/report.html (File exists); give --out another place"),
         (["--markdown", "file/x.md"], "cannot write file/x.md (File exists); give --markdown another place"),
-        (["--markdown", "-"], "--markdown - is no file's name; give --markdown /dev/stdout for standard output"),
+        (["--markdown", "-"], "--markdown - is not a file name; give --markdown /dev/stdout for standard output"),
     ],
 )
 def test_bad_input_is_one_line(store, call, capsys, tmp_path, words, said):

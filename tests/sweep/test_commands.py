@@ -416,7 +416,7 @@ MISTAKES = {
     ("reproduce", "tab2", "--only", LONG): "x...; paths are method/data/row",
     ("reproduce", "tab2", "--seeds", "-1"): "seeds is -1",
     ("reproduce", "tab2", "--seeds", HUGE): "it must be less than or equal to 1000",
-    ("reproduce", "tab2", "--epochs", "nan"): "invalid literal",
+    ("reproduce", "tab2", "--epochs", "nan"): "--epochs needs a whole number, got 'nan'",
     ("reproduce", "tab2", "--epochs", HUGE): "--epochs is for a shorter look",
     ("reproduce", "tab2", "--limit-minutes", "nan"): "limit_minutes is nan; it must be a finite number",
     ("reproduce", "tab2", "--only", "MoCo/CIFAR10/pos", "--at-once", HUGE, "--dry-run"): "less than or equal to 1000",

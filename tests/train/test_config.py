@@ -1,6 +1,7 @@
 """Settings: the recipe fills in missing ones, and invalid ones are refused with a reason."""
 
 import json
+import pydoc
 from inspect import signature
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 import marginlens as ml
+from marginlens import settings
 from marginlens.data.sources import recipes
 from marginlens.evals.knn import Knn
 from marginlens.evals.probe import Probe
@@ -74,6 +76,15 @@ def test_numbers_as_files_may_spell_them(epochs):
     assert Pretrain(epochs=epochs).warmup == 2
 
 
+@pytest.mark.parametrize("model", [Pretrain, Probe, Knn])
+def test_help_lists_every_setting_with_its_default(model):
+    text = pydoc.plain(pydoc.render_doc(model)).partition("Method resolution order")[0].replace("\n |  ", "\n")
+    assert "Annotated" not in text
+    for name, field in model.model_fields.items():
+        assert f"\n{name} {settings.default(model, name)}\n    {field.description}\n" in text
+    assert "\nlr (default: 0.06; shapes: 0.2)\n" in text or model is not Pretrain
+
+
 def test_settings_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Pretrain().lr = 1.0
@@ -89,6 +100,11 @@ REFUSED = {
     "there is no encoder 'resnet19'; did you mean 'resnet18'?": {"encoder": "resnet19"},
     "there is no stem 'large'": {"stem": "large"},
     "there is no setting 'epcohs'; did you mean 'epochs'?": {"epcohs": 3},
+    "there is no setting 'batch_size'; did you mean 'batch'?": {"batch_size": 64},
+    "there is no setting 'temperature'; did you mean 'tau'?": {"temperature": 0.2},
+    "there is no setting 'learning-rate'; did you mean 'lr'?": {"learning-rate": 0.1},
+    "there is no setting 'backbone'; did you mean 'encoder'?": {"backbone": "resnet18"},
+    "there is no setting 'projection_dim'; did you mean 'out'?": {"projection_dim": 128},
     "there is no effect 'emphasise'; did you mean 'emphasis'?": {"effect": "emphasise(s=2)"},
     "epochs is 0; it must be greater than or equal to 1": {"epochs": 0},
     "epochs is 'ten'; it must be a valid integer": {"epochs": "ten"},
@@ -174,10 +190,33 @@ def test_every_argument_of_a_method_is_a_setting_with_the_same_default(method):
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_refused_in_one_line(line):
-    with pytest.raises(ValueError) as caught:
-        build(Pretrain, REFUSED[line])
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for make in (lambda given: build(Pretrain, given), lambda given: Pretrain(**given)):
+        with pytest.raises(ValueError) as caught:
+            make(REFUSED[line])
+        assert line in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_evaluations_are_refused_in_one_line_too():
+    for make, line in (
+        (lambda: Probe(learning_rate=1.0), "there is no setting 'learning_rate'; did you mean 'lr'?"),
+        (lambda: Knn(n_neighbors=5), "there is no setting 'n_neighbors'; did you mean 'k'?"),
+        (lambda: Probe(epochs=0), "epochs is 0; it must be greater than or equal to 1"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            make()
+        assert str(caught.value) == line
+
+
+def test_a_synonym_is_not_a_name_and_leads_to_one():
+    """A word stands for one name wherever both of two names are there."""
+    every = {*Pretrain.model_fields, *PretrainPlace.model_fields, *Knn.model_fields, "from"} - {"temperature"}
+    for ours, others in settings._SYNONYMS.items():
+        assert ours in every
+        assert not every & {*others.split()}
+    for theirs in " ".join([*settings._SYNONYMS.values(), settings._PLACES, settings._WIDTHS]).split():
+        assert settings.synonym(theirs, Pretrain.model_fields) in {"", *Pretrain.model_fields}
+    assert settings.synonym("temperature", Knn.model_fields) == ""
 
 
 @pytest.mark.parametrize("effect", ["plain", "margin(m1=0.4)", "emphasis(c=2.5)", "margin(m1=0.4) * emphasis(c=1)"])
@@ -219,11 +258,12 @@ def test_every_committed_run_s_configuration_is_that_run():
 BROKEN = {
     "is not YAML": ("a.yaml", "a: [1"),
     "is not JSON": ("a.json", "{'a': 1}"),
-    "has epochs twice; which is meant?": ("c.yaml", "epochs: 2\ndata: shapes\nepochs: 3\n"),
+    "has epochs twice; keep one": ("c.yaml", "epochs: 2\ndata: shapes\nepochs: 3\n"),
     "has data twice": ("c.json", '{"data": "shapes", "data": "cifar10"}'),
     "has weight_decay twice": ("d.yaml", "weight-decay: 0\nweight_decay: 0.1\n"),
     "must hold settings by name": ("a.yml", "- 1\n- 2\n"),
     "there is no setting 'lrr'; did you mean 'lr'?": ("b.yaml", "lrr: 1\n"),
+    "there is no setting 'learning_rate'; did you mean 'lr'?": ("e.yaml", "learning-rate: 1\n"),
 }
 
 

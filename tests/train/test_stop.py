@@ -19,6 +19,7 @@ import marginlens as ml
 from marginlens import files as atomic
 from marginlens import output
 from marginlens.cli import main
+from marginlens.data import draw
 from marginlens.data.folder import prepare_folder
 from marginlens.errors import Stopped, signals
 from marginlens.methods import METHODS, MoCoV3
@@ -248,6 +249,48 @@ def test_a_collapse_is_warned_about(tmp_path, monkeypatch, capsys, method, part)
 def test_a_sound_run_is_not_warned_about(tmp_path, capsys):
     ml.pretrain(settings(epochs=1, lr=0.01), runs=tmp_path)
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_margin_that_repels_most_positives_is_noted_once(tmp_path, capsys, method):
+    """In the words of the loss: by what it saw of the first batch."""
+    run = ml.pretrain(settings(method=method, effect="margin(m1=3.1)", epochs=2), runs=tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("margin(m1=3.1) repels ") == 1
+    assert "of the positives after epoch 1: where theta + m1 is above pi" in said
+    assert run.metrics[0]["repelled"] > 0.9
+    assert "repelled" not in run.metrics[1]
+    near = ml.pretrain(settings(method=method, effect="margin(m1=0.2)", epochs=1), runs=tmp_path)
+    assert "margin(m1=0.2) repels" not in capsys.readouterr().err
+    assert near.metrics[0]["repelled"] < 0.5
+
+
+def test_the_look_at_repelled_positives_changes_nothing(tmp_path, monkeypatch):
+    asked = settings(effect="margin(m1=3.1)", last_bn=True)
+    looked = ml.pretrain(asked, runs=tmp_path / "looked", quiet=True)
+    monkeypatch.setattr(training, "repelled", lambda trainer: looked.metrics[0]["repelled"])
+    same_end(ml.pretrain(asked, runs=tmp_path / "not", quiet=True), looked)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_share_of_repelled_positives_is_theirs(tmp_path, monkeypatch, method):
+    """Against the angles of the same batch, computed from the embeddings."""
+    seen = {}
+
+    def look(trainer):
+        seen["share"] = honest(trainer)
+        order = draw.order(trainer.samples, 0, 0)[:8]
+        (views,) = trainer.feed.views("train", order, trainer.views, 0, 0, 8)
+        queries, keys = trainer.method.queries(views), trainer.method.keys(views)
+        a, b = (queries[0], keys[0]) if keys else queries
+        angles = torch.nn.functional.cosine_similarity(a.double(), b.double()).acos()
+        seen["angles"] = float((angles + 1.5 > math.pi).double().mean())
+        return seen["share"]
+
+    honest = training.repelled
+    monkeypatch.setattr(training, "repelled", look)
+    ml.pretrain(settings(method=method, effect="margin(m1=1.5)", epochs=1), runs=tmp_path, quiet=True)
+    assert seen["share"] == seen["angles"]
 
 
 SHORTAGES = {
