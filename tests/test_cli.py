@@ -181,7 +181,9 @@ def test_help_is_a_word_too(capsys):
 @pytest.mark.parametrize("words", [["lens"], ["help", "lens"], ["lens", "--help"]], ids=" ".join)
 def test_the_lens_lists_its_commands(capsys, words):
     out = run(capsys, *words)
-    assert {name for name in COMMANDS if f"  marginlens {name} " in out} == {x for x in COMMANDS if x.startswith("lens ")}
+    assert {name for name in COMMANDS if f"  marginlens {name} " in out} == {
+        x for x in COMMANDS if x.startswith("lens ")
+    }
 
 
 def test_words_for_a_command_lead_to_one():

@@ -323,7 +323,11 @@ MENTIONED = {
     "runs/store.py": ("marginlens runs prune removes", "marginlens runs --runs {"),
     "runs/texts.py": ("marginlens runs show RUN says which",),
     "sweep/job.py": ("As for marginlens pretrain.", "marginlens sweep has --transfer-to"),
-    "sweep/plan.py": ("remove it with marginlens runs prune", "marginlens data prepare {name}"),
+    "sweep/plan.py": (
+        "(marginlens runs prune)",
+        "remove it with marginlens runs prune",
+        "marginlens data prepare {name}",
+    ),
     "train/commands.py": ("next: marginlens {",),
 }
 """Where the package prints or mentions a command. A test above types each that can be typed."""
