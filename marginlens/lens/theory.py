@@ -48,7 +48,9 @@ def ratio(
     """
     if p == 0.0:
         return sum_ratio(theta, q, m1, m2, tau)
-    return (p - beta * probability(theta, q, m1, m2, tau)) / (p - beta * _tensor(q))
+    q = _tensor(q)
+    moved = torch.logit(q) + _log_eta(theta, m1, m2, tau)
+    return _remainder(p, beta, torch.sigmoid(moved), torch.sigmoid(-moved)) / _remainder(p, beta, q, 1.0 - q)
 
 
 def sum_ratio(theta: Number, q: Number, m1: Number, m2: Number = 0.0, tau: float = 0.25) -> Tensor:
@@ -116,7 +118,8 @@ def multipliers(effect: EffectLike, theta: Number, q: Number, tau: float = 0.25,
     turn = torch.func.jvp(
         lambda x: effect.logit(row._replace(cos=x.cos(), sin=x.sin())), (angle,), (torch.ones_like(angle),)
     )[1]
-    moved = -turn * (1.0 - beta * torch.sigmoid(b - row.A)) / gradient(angle, plain_q, 1.0, tau, beta)
+    rest = _remainder(1.0, beta, torch.sigmoid(b - row.A), torch.sigmoid(row.A - b))
+    moved = -turn * rest / gradient(angle, plain_q, 1.0, tau, beta)
     return Multipliers(
         positive=moved * positive.exp(), negative=torch.sigmoid(row.A - b) / (1.0 - plain_q) * negative.exp()
     )
@@ -157,6 +160,11 @@ def _grid(steps: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"steps is {steps}; it must be at least 1")
     centres = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     return math.pi * centres[:, None], centres[None, :]
+
+
+def _remainder(p: float, beta: float, q: Tensor, rest: Tensor) -> Tensor:
+    """Return p - beta * q; `rest` is 1 - q, which keeps the digits where q is close to 1."""
+    return torch.where(q > 0.5, (p - beta) + beta * rest, p - beta * q)
 
 
 def _log_eta(theta: Number, m1: Number, m2: Number, tau: float) -> Tensor:
