@@ -1,6 +1,19 @@
-"""Contrastive representation learning, seen through margins.
+"""A drop-in InfoNCE loss with margins and gradient re-weighting, and a tool to measure whether they help.
 
-Names are imported when they are first used: the loss needs torch alone, and `marginlens --version` not even that.
+The losses are functions of embeddings (n, d):
+
+    info_nce(q, k)          rows of q against rows of k (MoCo)
+    nt_xent(z1, z2)         two views of each sample (SimCLR)
+    positive_only(p, z)     positives alone (BYOL)
+    InfoNCE, NTXent         the same as modules
+
+Each takes an `effect`: `Plain`, `Margin`, `Emphasis`, `Ratio`, `Attenuation`, or a product of them. `rows` returns
+angles, probabilities and weights of each row. `MoCoV3`, `SimCLR` and `BYOL` are whole methods around a backbone.
+
+The laboratory trains and measures: `pretrain(Pretrain(...))` returns a `Run`; `probe`, `knn`, `transfer`, `embed` and
+`export` take one.
+
+Each name is imported when it is first used, because the loss needs torch alone and the command's help not even that.
 """
 
 from __future__ import annotations
@@ -77,7 +90,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, the first time."""
+    """Import a public name when it is first used."""
     with _LOCK:  # modules that import each other must not be begun by two threads
         for module, names in _NAMES.items():
             if name in names:
@@ -89,7 +102,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All names, but for the laboratory's where it is not installed."""
+    """Return the public names; the laboratory's only if it is installed."""
     there = find_spec("pydantic") is not None and find_spec("safetensors") is not None
     known = {module: names for module, names in _NAMES.items() if there or not re.search(_LABORATORY, module)}
     names = (name for held in known.values() for name in held)

@@ -1,6 +1,6 @@
-"""The door: what the losses accept, and one clear line for everything else.
+"""Checks of the losses' arguments: one clear line for everything that they cannot accept.
 
-What would make the host wait for a device (values inside a CUDA tensor) is looked at on request only: `check=True`.
+Checks that would wait for a device (values inside a CUDA tensor) run only on request: `check=True`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-"""Of indices."""
+"""Allowed dtypes of indices."""
 _TAUS = f"above 0, {span(TAUS)}"
 _NAMED = 5
-"""An error names at most this many rows: the first."""
+"""An error names at most this many bad rows."""
 
 
 def embeddings(check: bool, **tensors: Tensor | None) -> torch.dtype:
-    """Return the dtype to compute in; raise unless the tensors are embeddings (rows, d) that go together."""
+    """Return the dtype to compute in; raise unless all tensors are embeddings (rows, d) of one width and device."""
     dtype, first, head = torch.float32, "", None
     for name, x in tensors.items():
         if x is None and name == "queue":
@@ -85,14 +85,14 @@ def _check_rows(name: str, x: Tensor) -> None:
 
 
 def _rows(bad: Tensor) -> str:
-    """Return how many rows are bad, and which."""
+    """Return the number of bad rows and the first of them, for an error."""
     rows = bad.nonzero().flatten().tolist()
     more = ", ..." if len(rows) > _NAMED else ""
     return f"{len(rows)} of {len(bad)} rows: {', '.join(map(str, rows[:_NAMED]))}{more}"
 
 
 def _same_kind(name: str, x: Tensor, other: str, y: Tensor) -> None:
-    """Raise a TypeError if a FakeTensor meets a real one, or is used outside of its mode, where torch mixes the two."""
+    """Raise a TypeError for a FakeTensor beside a real one or outside its mode, where torch would mix the two."""
     if torch.compiler.is_compiling() or not (is_fake(x) or is_fake(y)):
         return
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -111,7 +111,7 @@ def same_shape(**tensors: Tensor) -> None:
 
 
 def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
-    """Raise unless `index` names each row's positive among the rows of k, or may be left out."""
+    """Raise unless `index` holds a row index of k for each row of q; None needs a row of k for each row of q."""
     if index is None:
         if len(k) < len(q):
             raise ValueError(
@@ -141,7 +141,7 @@ def positives(index: Tensor | None, q: Tensor, k: Tensor, check: bool) -> None:
 
 
 def parameters(tau: Number, effect: Effect, q: Tensor, check: bool) -> None:
-    """Raise for a tensor tau or one in an effect that cannot be used beside q, or that has left its range since."""
+    """Raise if a tensor tau, or a tensor in an effect, cannot be used with q or has left its range."""
     if isinstance(tau, Tensor):
         _beside("tau", tau, q)
     changed, made = False, []
@@ -163,7 +163,7 @@ def parameters(tau: Number, effect: Effect, q: Tensor, check: bool) -> None:
 
 
 def _beside(name: str, value: Tensor, q: Tensor) -> None:
-    """Raise unless a number can be used with embeddings like q: it lives on the CPU, or beside them."""
+    """Raise unless a tensor number is on the CPU or on the device of the embeddings."""
     if value.device != q.device:
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device} and the embeddings on {q.device}; move it with .to(...)")
@@ -173,7 +173,7 @@ def _beside(name: str, value: Tensor, q: Tensor) -> None:
 
 
 def temperature(tau: Number, check: bool) -> Number:
-    """Return tau, a plain number as a float; raise unless it is in its range, or a tensor of one that may learn."""
+    """Return tau, a plain number as a float; raise unless it is a number, or a tensor of one element, in range."""
     if isinstance(tau, Tensor):
         check_dense("tau", tau)
         if tau.numel() != 1 or tau.dtype not in DTYPES:
@@ -207,7 +207,7 @@ def whole(what: str, value: int) -> int:
 
 
 def as_effect(value: EffectLike) -> Effect:
-    """Return an effect, from an effect or its string form."""
+    """Return an effect, given as itself or as its string form."""
     if isinstance(value, str):
         if torch.compiler.is_compiling():
             raise TypeError(f"inside torch.compile, give effect an object: read {value!r} once, outside the graph")
@@ -218,7 +218,7 @@ def as_effect(value: EffectLike) -> Effect:
 
 
 def switch(name: str, value: bool) -> None:
-    """Raise a TypeError unless a setting is on or off: "no" would count as on."""
+    """Raise a TypeError unless a setting is True or False, because "no" would count as True."""
     if isinstance(value, int) and value in (0, 1):
         return
     if type(value).__name__ not in ("bool", "bool_"):  # NumPy's
@@ -232,14 +232,14 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def options(reduction: str, impl: str, check: bool = False) -> None:
-    """Raise for a setting that all losses share, and that has no such choice."""
+    """Raise for an invalid reduction, impl or check, which all losses share."""
     one_of("reduction", reduction, REDUCTIONS)
     one_of("impl", impl, IMPLS)
     switch("check", check)
 
 
 def negatives(count: int, beta: float, effect: Effect, layout: str) -> None:
-    """Raise a ValueError if there are no negatives, and something acts through them."""
+    """Raise a ValueError if there are no negatives and beta or the effect needs them."""
     if count > 0:
         return
     if beta > 0.0:

@@ -1,1 +1,1 @@
-"""What a margin does to gradients: in theory (`marginlens.lens.theory`)."""
+"""Show what a margin does to gradients: in theory (`marginlens.lens.theory`)."""

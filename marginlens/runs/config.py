@@ -1,7 +1,7 @@
-"""Settings of each command: typed, frozen, final. What is printed is what runs.
+"""Settings of a pre-training: typed, frozen, final. The printed settings are the ones that run.
 
-A field that is not given takes the recipe's value: the data set's (`data/sources.py`), else the method's (its class),
-else the one written here. The recipe is ReSSL's small-image one, on which the paper builds.
+A setting's default comes from the data set's recipe (`data/sources.py`), else from the method's class, else from here.
+The recipe is ReSSL's for small images, on which the paper builds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marginlens.settings import LARGEST, SMALLEST, Scale, Settings, build, known
 
 
 def _count(value: Any) -> int:
-    """The whole number above 0 that a value stands for, as pydantic reads it; 0 for all else (refused later)."""
+    """Return a value as a whole number above 0, read as pydantic reads it; 0 if invalid, which is refused later."""
     try:
         return max(0, int(float(value))) if float(value).is_integer() else 0
     except (TypeError, ValueError, OverflowError):
@@ -42,11 +42,11 @@ METHOD_SETTINGS = {
     "ema": "momentum",
     "ema_schedule": "momentum",
 }
-"""Settings that are for a method to take, and its argument that says whether it does."""
+"""Settings that a method may take, each with the argument of the method's class that shows it."""
 
 
 def takes(method: str, name: str) -> bool:
-    """Whether a setting means something to a method: one that is its to take must be among its arguments."""
+    """True if a setting applies to a method."""
     return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in _arguments(METHODS[method])  # type: ignore[arg-type]
 
 
@@ -59,7 +59,7 @@ _OF_DATA = recipes("pretrain")
 
 
 def method_recipe(name: str) -> dict[str, Any]:
-    """Return the settings that a method asks for."""
+    """Return the defaults that a method changes."""
     return dict(getattr(METHODS.get(name), "recipe", {}))
 
 
@@ -80,61 +80,70 @@ NEUTRAL: dict[str, Any] = {
     "blur": 0.5,
     "amp": "auto",
 }
-"""Settings that are left out of the hash at this value. A frozen meaning, whatever a default may become."""
+"""Settings that the hash leaves out at this value. Never change a value here, even if a default changes."""
 
 
 class Pretrain(Settings):
-    """What determines the result of a pre-training, and nothing else."""
+    """All settings that determine the result of a pre-training.
+
+    A setting that is not given takes the default of the data set's recipe, else of the method, else the one listed.
+    """
 
     neutral = NEUTRAL
     recipes = {name: method_recipe(name) for name in METHODS} | recipes("pretrain")
 
     method: str = Field("mocov3", description=f"One of {', '.join(METHODS)}.")
     data: str = Field("cifar10", description="A prepared data set: shapes, cifar10, ..., or a folder's name.")
-    effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
+    effect: str = Field("plain", description="Effect of the loss, such as 'emphasis(s=5) * ratio(m1=0.4)'.")
     epochs: int = Field(200, ge=1, description="Passes over the training images.")
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of weights, order and views.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of initial weights, image order and views.")
     encoder: str = Field("resnet18", description="tiny, resnet18, resnet34 or resnet50.")
-    stem: str = Field("auto", description="small, small-pool, imagenet, or auto: what suits the image size.")
-    size: int = Field(32, ge=SMALLEST, le=LARGEST, description="Side of the views in pixels.")
-    split: str = Field("train", description="Images to learn from; several splits are joined by +.")
-    limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
-    weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
-    tau: float = Field(0.25, ge=1e-4, description="Temperature.")
-    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator.")
-    hidden: int = Field(2048, ge=1, description="Width of projector and predictor.")
+    stem: str = Field("auto", description="First layers: small, small-pool or imagenet; auto chooses by image size.")
+    size: int = Field(32, ge=SMALLEST, le=LARGEST, description="Height and width of the views in pixels.")
+    split: str = Field("train", description="Split to learn from; join several by +, as in train+unlabeled.")
+    limit: int = Field(0, ge=0, description="Number of images to learn from, the first ones of the split; 0: all.")
+    weights: str = Field("", description="File of backbone weights to start from (safetensors, torchvision's names).")
+    tau: float = Field(0.25, ge=1e-4, description="Temperature of the loss: cosines are divided by it.")
+    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator; 1 is InfoNCE.")
+    hidden: int = Field(2048, ge=1, description="Hidden width of projector and predictor.")
     out: int = Field(128, ge=1, description="Dimension of the embeddings.")
-    last_bn: bool = Field(False, description="End the projector in a batch norm without affine parameters.")
-    bias: bool = Field(True, description="Biases in the linear layers of the heads.")
-    predictor_bn: bool = Field(False, description="End the predictor in such a batch norm too (mocov3, byol).")
+    last_bn: bool = Field(False, description="End the projector with a batch norm without affine parameters.")
+    bias: bool = Field(True, description="Give the linear layers of projector and predictor biases.")
+    predictor_bn: bool = Field(False, description="End the predictor with such a batch norm (mocov3, byol).")
     bn_splits: int = Field(
         1,
         ge=1,
-        description="Parts of a batch that the backbone's batch norms see one at a time; "
-        "not given, mocov3: of 64 images, where such parts fill the batch.",
+        description="Split the batch into so many parts for the backbone's batch norms; "
+        "mocov3's default makes parts of 64 images if the batch is a multiple of 64.",
     )
-    symmetric: bool = Field(False, description="Add the loss with the two views exchanged (mocov3, byol).")
+    symmetric: bool = Field(False, description="Add the loss with the two views swapped (mocov3, byol).")
     two_tau: bool = Field(False, description="Multiply the loss by 2 tau, as the official MoCo v3 does.")
-    ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher (mocov3, byol).")
+    ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher's moving average (mocov3, byol).")
     ema_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="Keep the teacher's momentum, or raise it to 1 by a cosine."
+        "constant", description="Keep the teacher's momentum constant, or raise it to 1 along a cosine."
     )
-    batch: int = Field(256, ge=2, description="Images in a batch; a last partial batch is left out.")
-    lr: float = Field(0.06, ge=0, description="Learning rate after the warm-up; a cosine takes it to 0.")
+    batch: int = Field(256, ge=2, description="Images per batch; a last partial batch is dropped.")
+    lr: float = Field(0.06, ge=0, description="Learning rate after the warm-up; it falls to 0 along a cosine.")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum.")
-    weight_decay: float = Field(5e-4, ge=0, description="Weight decay.")
-    decay_all: bool = Field(True, description="Decay all parameters; otherwise none of norms and biases.")
-    warmup: int = Field(5, ge=0, description="Epochs of linear warm-up; not given: at most a quarter of the epochs.")
-    clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this; 0: not.")
-    crop_scale: Scale = Field((0.2, 1.0), description="Share of the area in a crop of either view.")
-    weak_crop: Literal["resized", "padded"] = Field("resized", description="The weak view's crop.")
-    blur: float = Field(0.5, ge=0, le=1, description="Probability of blur in the strong view.")
-    amp: Amp = Field("auto", description="Half precision on CUDA; auto: bf16, or fp16 where bf16 is only emulated.")
+    weight_decay: float = Field(5e-4, ge=0, description="Weight decay of SGD.")
+    decay_all: bool = Field(True, description="Decay all parameters; without it, spare norms and biases.")
+    warmup: int = Field(
+        5, ge=0, description="Epochs of linear warm-up; the default is at most a quarter of the epochs."
+    )
+    clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this value; 0: do not clip.")
+    crop_scale: Scale = Field(
+        (0.2, 1.0), description="Smallest and largest share of the image in a crop, for both views."
+    )
+    weak_crop: Literal["resized", "padded"] = Field(
+        "resized", description="Crop of the weak view: a random resized crop, or a padded one."
+    )
+    blur: float = Field(0.5, ge=0, le=1, description="Probability of blurring the strong view.")
+    amp: Amp = Field("auto", description="Half precision on a GPU; auto: bf16, or fp16 if the GPU only emulates bf16.")
 
     @model_validator(mode="before")
     @classmethod
     def _recipe(cls, given: Any) -> Any:
-        """Fills in what the recipe says of a data set and of a method."""
+        """Fill in the defaults of the data set and the method."""
         if not isinstance(given, Mapping):
             return given
         method = str(given.get("method", cls.model_fields["method"].default))
@@ -195,43 +204,43 @@ class Pretrain(Settings):
 
 
 NUMERICS = 1
-"""Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
+"""Increase this when the same settings give other numbers: new views, initialisation, loss, schedule or order."""
 
 
 def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
-    """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
+    """Return the file name of an evaluation: its kind, its data, and ten digits of a hash of its settings."""
     known = digits([kind, fingerprint, NUMERICS, _telling(settings)])
     return f"{kind}-{data}-{known}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
-    """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
+    """Return the content of a run's hash: non-neutral settings, fingerprints of data and weights, numerics."""
     kept = _telling(settings)
     if not takes(settings.method, "ema"):
-        del kept["ema"]  # it has no teacher
+        del kept["ema"]  # because the method has no teacher
     if settings.weights:
         kept["weights"] = digest(expanded(settings.weights))
     return {"settings": kept, "data": fingerprint, "numerics": NUMERICS}
 
 
 def _telling(settings: Settings) -> dict[str, Any]:
-    """The settings that are not at their neutral value."""
+    """Return the settings that are not at their neutral value."""
     values, neutral = settings.model_dump(mode="json"), settings.neutral
     return {name: value for name, value in values.items() if name not in neutral or value != neutral[name]}
 
 
 def identify(settings: Pretrain, fingerprint: str) -> str:
-    """The run's id: ten digits of its facts."""
+    """Return the run's id: ten digits of the hash of its facts."""
     return digits(facts(settings, fingerprint))
 
 
 def digits(known: Any) -> str:
-    """Ten hexadecimal digits that stand for what JSON can hold."""
+    """Return ten hexadecimal digits of the hash of a JSON value."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, Any]) -> str:
-    """What was changed since these facts were held: an id is their hash, and they are those of settings and data."""
+    """Return what was changed in a record, or "": the id must be the hash of facts that match settings and data."""
     if (proper := digits(held)) != id_:
         return f"its id is {id_[:100]!r}, and its identity's is {proper}"
     if held.get("data") != fingerprint or not isinstance(held.get("numerics"), int):
@@ -240,33 +249,33 @@ def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, A
 
 
 def _same_settings(settings: Pretrain, held: Any) -> bool:
-    """Whether what was hashed is what these settings say; weights are hashed by their content, which may be gone."""
+    """True if hashed settings equal these; weights are compared by presence only, because the file may be gone."""
     if not isinstance(held, dict) or ("weights" in held) != bool(settings.weights):
         return False
     plain = settings.model_copy(update={"weights": ""}) if settings.weights else settings
     kept = {name: value for name, value in held.items() if name != "weights"}
     if facts(plain, "")["settings"] == kept:
         return True
-    try:  # as this version reads it: an older one may have spelled an effect otherwise
+    try:  # because an older version may have spelled an effect differently
         return bool(build(Pretrain, NEUTRAL | {"ema": plain.ema} | kept) == plain)
     except ValueError:
         return False
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:
-    """The name of its folder."""
+    """Return the name of a run's folder."""
     return name_of(settings, identify(settings, fingerprint))
 
 
 def name_of(settings: Pretrain, id_: str) -> str:
-    """A folder's name that says what the run is: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
+    """Return a folder's name such as mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
     effect = re.sub(r"[^\w.]+", "-", settings.effect.replace("=", "")).strip("-")
     words = (settings.method, settings.data, settings.encoder, effect[:40], f"seed{settings.seed}")
     return "-".join([*words, id_])
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     try:
         with opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
