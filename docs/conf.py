@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
-# because the build has no network, names of other packages lead nowhere
-nitpick_ignore_regex = [(r"py:.*", r"(?!marginlens\.).*")]
+# because types in signatures are of other packages, or of ours that have no place in the reference
+nitpick_ignore_regex = [(r"py:(class|obj)", r".*")]
 smartquotes = False
 default_role = "code"
 
@@ -96,8 +97,33 @@ def fill(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] = source[0].replace(marker, make())
 
 
+def plain(app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
+    """Turn a docstring into reStructuredText: escape its symbols outside backticks, mark indented examples as code."""
+    made: list[str] = []
+    depth = code = 0
+    example = False
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        example = text.startswith(">>>") or (example and bool(text))
+        if text and not example and not code and indent >= depth + 4 and made and not made[-1]:
+            code = indent
+            made += [" " * depth + "::", ""]
+        elif text and indent < code:
+            code = 0
+        if text and not code:
+            depth = indent
+        made.append(line if code or example else _escaped(line))
+    lines[:] = made
+
+
+def _escaped(line: str) -> str:
+    parts = re.split(r"(`[^`]*`)", line)
+    return "".join(part if part.startswith("`") else re.sub(r"[*|]|_(?=\W|$)", r"\\\g<0>", part) for part in parts)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the two things that are ours."""
+    """Register our transform and our two steps."""
     app.add_transform(OutsideLinks)
+    app.connect("autodoc-process-docstring", plain, priority=400)  # because napoleon, at 500, reads plain text
     app.connect("source-read", fill)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
-"""Settings of a pre-training: typed, frozen, final. The printed settings are the ones that run.
+"""Settings of each command: typed, frozen, final. What is printed is what runs.
 
-A setting's default comes from the data set's recipe (`data/sources.py`), else from the method's class, else from here.
-The recipe is ReSSL's for small images, on which the paper builds.
+A field that is not given takes the recipe's value: the data set's (`data/sources.py`), else the method's (its class),
+else the one written here. The recipe is ReSSL's small-image one, on which the paper builds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marginlens.settings import LARGEST, SMALLEST, Scale, Settings, build, known
 
 
 def _count(value: Any) -> int:
-    """Return a value as a whole number above 0, read as pydantic reads it; 0 if invalid, which is refused later."""
+    """The whole number above 0 that a value stands for, as pydantic reads it; 0 for all else (refused later)."""
     try:
         return max(0, int(float(value))) if float(value).is_integer() else 0
     except (TypeError, ValueError, OverflowError):
@@ -42,11 +42,11 @@ METHOD_SETTINGS = {
     "ema": "momentum",
     "ema_schedule": "momentum",
 }
-"""Settings that a method may take, each with the argument of the method's class that shows it."""
+"""Settings that are for a method to take, and its argument that says whether it does."""
 
 
 def takes(method: str, name: str) -> bool:
-    """True if a setting applies to a method."""
+    """Whether a setting means something to a method: one that is its to take must be among its arguments."""
     return name not in METHOD_SETTINGS or METHOD_SETTINGS[name] in _arguments(METHODS[method])  # type: ignore[arg-type]
 
 
@@ -59,7 +59,7 @@ _OF_DATA = recipes("pretrain")
 
 
 def method_recipe(name: str) -> dict[str, Any]:
-    """Return the defaults that a method changes."""
+    """Return the settings that a method asks for."""
     return dict(getattr(METHODS.get(name), "recipe", {}))
 
 
@@ -80,14 +80,11 @@ NEUTRAL: dict[str, Any] = {
     "blur": 0.5,
     "amp": "auto",
 }
-"""Settings that the hash leaves out at this value. Never change a value here, even if a default changes."""
+"""Settings that are left out of the hash at this value. A frozen meaning, whatever a default may become."""
 
 
 class Pretrain(Settings):
-    """All settings that determine the result of a pre-training.
-
-    A setting that is not given takes the default of the data set's recipe, else of the method, else the one listed.
-    """
+    """What determines the result of a pre-training, and nothing else."""
 
     neutral = NEUTRAL
     recipes = {name: method_recipe(name) for name in METHODS} | recipes("pretrain")
@@ -113,7 +110,7 @@ class Pretrain(Settings):
     bn_splits: int = Field(
         1,
         ge=1,
-        description="Split the batch into so many parts for the backbone's batch norms; "
+        description="Number of parts that the backbone's batch norms split a batch into; "
         "mocov3's default makes parts of 64 images if the batch is a multiple of 64.",
     )
     symmetric: bool = Field(False, description="Add the loss with the two views swapped (mocov3, byol).")
@@ -143,7 +140,7 @@ class Pretrain(Settings):
     @model_validator(mode="before")
     @classmethod
     def _recipe(cls, given: Any) -> Any:
-        """Fill in the defaults of the data set and the method."""
+        """Fills in what the recipe says of a data set and of a method."""
         if not isinstance(given, Mapping):
             return given
         method = str(given.get("method", cls.model_fields["method"].default))
@@ -204,43 +201,43 @@ class Pretrain(Settings):
 
 
 NUMERICS = 1
-"""Increase this when the same settings give other numbers: new views, initialisation, loss, schedule or order."""
+"""Raised when the same settings come to mean other numbers: views, initialisation, loss, schedule, order."""
 
 
 def evaluation_name(kind: str, data: str, fingerprint: str, settings: Settings) -> str:
-    """Return the file name of an evaluation: its kind, its data, and ten digits of a hash of its settings."""
+    """The file of an evaluation: its kind, its data, and ten digits of what determines it."""
     known = digits([kind, fingerprint, NUMERICS, _telling(settings)])
     return f"{kind}-{data}-{known}.json"
 
 
 def facts(settings: Pretrain, fingerprint: str) -> dict[str, Any]:
-    """Return the content of a run's hash: non-neutral settings, fingerprints of data and weights, numerics."""
+    """What is hashed: settings that are not neutral, the data's and the weights' content, the numerics' version."""
     kept = _telling(settings)
     if not takes(settings.method, "ema"):
-        del kept["ema"]  # because the method has no teacher
+        del kept["ema"]  # it has no teacher
     if settings.weights:
         kept["weights"] = digest(expanded(settings.weights))
     return {"settings": kept, "data": fingerprint, "numerics": NUMERICS}
 
 
 def _telling(settings: Settings) -> dict[str, Any]:
-    """Return the settings that are not at their neutral value."""
+    """The settings that are not at their neutral value."""
     values, neutral = settings.model_dump(mode="json"), settings.neutral
     return {name: value for name, value in values.items() if name not in neutral or value != neutral[name]}
 
 
 def identify(settings: Pretrain, fingerprint: str) -> str:
-    """Return the run's id: ten digits of the hash of its facts."""
+    """The run's id: ten digits of its facts."""
     return digits(facts(settings, fingerprint))
 
 
 def digits(known: Any) -> str:
-    """Return ten hexadecimal digits of the hash of a JSON value."""
+    """Ten hexadecimal digits that stand for what JSON can hold."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, Any]) -> str:
-    """Return what was changed in a record, or "": the id must be the hash of facts that match settings and data."""
+    """What was changed since these facts were held: an id is their hash, and they are those of settings and data."""
     if (proper := digits(held)) != id_:
         return f"its id is {id_[:100]!r}, and its identity's is {proper}"
     if held.get("data") != fingerprint or not isinstance(held.get("numerics"), int):
@@ -249,33 +246,33 @@ def changed(settings: Pretrain, fingerprint: str, id_: str, held: Mapping[str, A
 
 
 def _same_settings(settings: Pretrain, held: Any) -> bool:
-    """True if hashed settings equal these; weights are compared by presence only, because the file may be gone."""
+    """Whether what was hashed is what these settings say; weights are hashed by their content, which may be gone."""
     if not isinstance(held, dict) or ("weights" in held) != bool(settings.weights):
         return False
     plain = settings.model_copy(update={"weights": ""}) if settings.weights else settings
     kept = {name: value for name, value in held.items() if name != "weights"}
     if facts(plain, "")["settings"] == kept:
         return True
-    try:  # because an older version may have spelled an effect differently
+    try:  # as this version reads it: an older one may have spelled an effect otherwise
         return bool(build(Pretrain, NEUTRAL | {"ema": plain.ema} | kept) == plain)
     except ValueError:
         return False
 
 
 def run_name(settings: Pretrain, fingerprint: str) -> str:
-    """Return the name of a run's folder."""
+    """The name of its folder."""
     return name_of(settings, identify(settings, fingerprint))
 
 
 def name_of(settings: Pretrain, id_: str) -> str:
-    """Return a folder's name such as mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
+    """A folder's name that says what the run is: mocov3-shapes-tiny-emphasis-s5-seed0-1a2b3c4d5e."""
     effect = re.sub(r"[^\w.]+", "-", settings.effect.replace("=", "")).strip("-")
     words = (settings.method, settings.data, settings.encoder, effect[:40], f"seed{settings.seed}")
     return "-".join([*words, id_])
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """SHA-256 of a file."""
     try:
         with opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
