@@ -1,25 +1,32 @@
-"""docs/reference/methods.md, run: its two loops, its table of defaults, its table of effects."""
+"""docs/guides/your-loop.md, run: all its blocks. docs/reference/methods.md: its tables of defaults and of effects."""
 
 import copy
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import marginlens as ml
 from marginlens.methods import BYOL, METHODS, MoCoV3, SimCLR
 from tests.catalogue import random
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "methods.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "reference" / "methods.md"
+LOOPS = DOCS / "guides" / "your-loop.md"
 CLASSES = (MoCoV3, SimCLR, BYOL)
 BATCHES = 3
+HEADINGS = re.findall(r"^## (.*)$", LOOPS.read_text(), flags=re.M)
 
 
-def blocks():
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
+def block(heading, place=0):
+    """The Python block at this place below a heading of the guide."""
+    section = re.split(r"^## ", LOOPS.read_text(), flags=re.M)[HEADINGS.index(heading) + 1]
+    return re.findall(r"```python\n(.*?)```", section, flags=re.S)[place]
 
 
 def table(heading):
@@ -42,6 +49,13 @@ def narrow(backbone, **options):
     return method
 
 
+def execute(code):
+    """The names that a block leaves."""
+    names = {}
+    exec(compile(code, str(LOOPS), "exec"), names)
+    return names
+
+
 def run(code):
     """The block's names, its method, and the state that the method began with."""
     narrow.made = []
@@ -49,7 +63,7 @@ def run(code):
     torch.manual_seed(0)
     code, count = re.subn(r"= MoCoV3\(", "= narrow(", code)
     assert count == 1
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, str(LOOPS), "exec"), names)
     [(method, before)] = narrow.made
     return names, method, before
 
@@ -59,7 +73,7 @@ def moved(method, before, part):
 
 
 def plain_loop():
-    return run(blocks()[0])
+    return run(block("A whole method"))
 
 
 def lightning_loop(monkeypatch):
@@ -70,13 +84,57 @@ def lightning_loop(monkeypatch):
     forced |= {"enable_progress_bar": False, "enable_model_summary": False}
     real = L.Trainer
     monkeypatch.setattr(L, "Trainer", lambda **given: real(**(given | forced)))
-    return run(blocks()[1])
+    return run(block("With Lightning"))
 
 
-def test_there_are_two_blocks_of_lines_that_fit():
-    assert len(blocks()) == 2
-    assert all(len(line) <= 120 for line in PAGE.read_text().splitlines())
-    assert 10 <= len([line for line in blocks()[0].splitlines() if line]) <= 18
+@pytest.mark.parametrize("page", [PAGE, LOOPS], ids=lambda page: page.name)
+def test_lines_fit(page):
+    assert all(len(line) <= 120 for line in page.read_text().splitlines())
+
+
+def test_the_loop_is_short():
+    assert LOOPS.read_text().count("```python") == 6
+    assert 10 <= len([line for line in block("A whole method").splitlines() if line]) <= 18
+
+
+def test_the_loss_alone():
+    names = execute(block("The loss alone"))
+    assert names["q"].grad.isfinite().all()
+    assert names["k"].grad is None
+    assert names["seen"].theta.shape == (256,)
+
+
+def test_a_backbone_that_returns_an_object():
+    class Model(nn.Module):
+        def forward(self, images):
+            return SimpleNamespace(pooler_output=images.mean((2, 3)))
+
+    backbone = execute(block("A whole method", 1))["Pooled"](Model())
+    method = MoCoV3(backbone, hidden=16, out=8)
+    assert method.loss([random(4, 3, 8, 8, seed=seed, dtype=torch.float32) for seed in (1, 2)]).isfinite()
+
+
+def test_a_temperature_that_learns():
+    names = execute(block("A temperature that learns"))
+    assert names["log_tau"].grad.isfinite()
+    assert names["log_tau"].grad != 0
+
+
+def test_a_schedule_is_compiled_once(monkeypatch):
+    compiled, graphs = torch.compile, []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda step, **options: compiled(step, backend=backend, **options))
+    names = execute(block("Schedules and `torch.compile`"))
+    assert names["s"] == 19.0
+    assert names["q"].grad.isfinite().all()
+    plain = names["q"].detach().requires_grad_()
+    ml.info_nce(plain, names["k"], tau=0.25, effect=ml.Emphasis(s=19)).backward()
+    torch.testing.assert_close(names["q"].grad, plain.grad)
+    assert len(graphs) == 1
 
 
 def test_the_plain_loop():
