@@ -141,7 +141,7 @@ def test_a_data_set_is_added_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(sources, "SOURCES", sources.SOURCES.copy())
     monkeypatch.setattr("marginlens.data.prepare.SOURCES", sources.SOURCES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "data.md").read_text(), flags=re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "your-data.md").read_text(), flags=re.S)
     exec(block, {})
     images, labels = shapes.draw(6)
     (tmp_path / "mine").mkdir()
@@ -156,7 +156,7 @@ def test_the_laboratory_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     few = {split: [store.Batch(*shapes.draw(count, split))] for split, count in (("train", 512), ("test", 64))}
     store.write("shapes", few, shapes.CLASSES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "laboratory.md").read_text(), flags=re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "training.md").read_text(), flags=re.S)
     exec(block, {})
     assert re.fullmatch(r"[\d.]+ [\d.]+\n", capsys.readouterr().out)
 

@@ -116,7 +116,7 @@ SOURCES = {
         "ten kinds of figure, drawn by a formula; 32 px, needs no files",
         version=shapes.VERSION,
         drawn=True,
-        # what a CPU learns from in minutes (docs/guides/laboratory.md has the measurements)
+        # what a CPU learns from in minutes (docs/guides/training.md has the measurements)
         recipes={
             "pretrain": {
                 "encoder": "tiny",
