@@ -33,6 +33,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|obj)", r".*")]
 smartquotes = False
 default_role = "code"
+highlight_language = "none"
 
 myst_heading_anchors = 4
 
@@ -48,6 +49,8 @@ add_module_names = False
 doctest_global_setup = "import torch\nimport marginlens as ml"
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"marginlens {release}"
 html_copy_source = False
 html_show_sphinx = False

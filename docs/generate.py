@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import tyro.extras
 from pydantic_core import PydanticUndefined
 
 from marginlens import evals
@@ -15,37 +16,41 @@ from marginlens.options import _text
 from marginlens.runs.config import Pretrain
 from marginlens.settings import Settings
 
+WORDS = {"True": "yes", "False": "no", "None": "none"}
+"""Defaults as the command line writes them."""
+
 
 def commands() -> str:
     """Return a section for each command: its help, and a table of its options."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # tyro's parser has no other way in
+        warnings.simplefilter("ignore", DeprecationWarning)  # because tyro has no other way to its parser
         return "\n\n".join(_command(name) for name in COMMANDS)
 
 
 def _command(name: str) -> str:
-    import tyro.extras
-
     parser = tyro.extras.get_parser(_function(name))
-    said = re.split(r"\n+Args:\n", _docstring(name))[0]
+    text = re.split(r"\n+Args:\n", _docstring(name))[0]
     actions = [action for action in parser._actions if "--help" not in action.option_strings]
-    words = [f"marginlens {name}", *(str(action.dest).upper() for action in actions if not action.option_strings)]
-    rows = [(_spelled(action), *_help(action)) for action in actions]
-    parts = [f"## {name}", f"```\n{' '.join(words)}{' [OPTIONS]' * (len(rows) >= len(words))}\n```", said]
-    return "\n\n".join([*parts, _table(("argument or option", "default", "what it does"), rows)])
+    arguments = [str(action.dest).upper() for action in actions if not action.option_strings]
+    usage = " ".join(["marginlens", name, *arguments, *["[OPTIONS]"][: len(actions) > len(arguments)]])
+    rows = [(_spelling(action), *_default_and_help(action)) for action in actions]
+    table = _table(("argument or option", "default", "meaning"), rows) if rows else ""
+    return "\n\n".join([f"## {name}", f"    {usage}", text, table])
 
 
-def _spelled(action: Any) -> str:
+def _spelling(action: Any) -> str:
     """Return how an option is written, with the kind of its value."""
-    names = ", ".join(action.option_strings) or str(action.dest).upper()
-    return f"`{names} {action.metavar}`" if action.metavar and action.option_strings else f"`{names}`"
+    if not action.option_strings:
+        return f"`{str(action.dest).upper()}`"
+    names = ", ".join(f"`{name}`" for name in action.option_strings)
+    return f"{names} `{action.metavar}`" if action.metavar else names
 
 
-def _help(action: Any) -> tuple[str, str]:
-    """Return the default of an option and its help."""
-    text, _, default = str(action.help or "").rpartition("(")
-    default = default.rstrip(")").removeprefix("default:").strip()
-    return default, text.strip()
+def _default_and_help(action: Any) -> tuple[str, str]:
+    """Split tyro's help, which ends with the default in parentheses."""
+    text, _, last = str(action.help or "").rpartition("(")
+    default = last.removesuffix(")").removeprefix("default:").strip()
+    return WORDS.get(default, default), text.strip()
 
 
 def settings() -> str:
@@ -64,21 +69,22 @@ def _fields(model: type[Settings]) -> str:
         default = "required" if field.default is PydanticUndefined else f"`{_text(field.default)}`"
         own = {key: recipe[name] for key, recipe in model.recipes.items() if name in recipe}
         rows.append((f"`{name}`", default, _exceptions(own), field.description or ""))
-    return _table(("setting", "default", "exceptions", "what it is"), rows)
+    return _table(("setting", "default", "exceptions", "meaning"), rows)
 
 
 def _exceptions(own: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}: `{_text(value)}`" for key, value in own.items())
 
 
-def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(heading), ["---"] * len(list(heading)), *rows]
+def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heading, ("---",) * len(heading), *rows]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 
 
 def _cell(text: str) -> str:
-    """Return text as a cell of a table: a bar would end the cell."""
+    """Return text as a cell of a table, where a bar would end the cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 MAKERS: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings}
+"""Markers of pages, and the functions that fill them."""
