@@ -39,12 +39,12 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {"Number": "Number", "EffectLike": "EffectLike"}
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 80
+python_maximum_signature_line_length = 90
 add_module_names = False
 doctest_global_setup = "import torch\nimport marginlens as ml"
 
@@ -100,6 +100,10 @@ def fill(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] = source[0].replace(marker, make())
 
 
+FIELDS: dict[str, list[str]] = {}
+"""Docstrings of fields and properties, which napoleon must not read: it takes words before a colon for a type."""
+
+
 def plain(app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
     """Turn a docstring into reStructuredText: escape its symbols outside backticks, mark indented examples as code."""
     made: list[str] = []
@@ -117,6 +121,19 @@ def plain(app: Sphinx, what: str, name: str, documented: Any, options: Any, line
             depth = indent
         made.append(line if code or example else _escaped(line))
     lines[:] = made
+    if what in ("attribute", "property", "data"):
+        FIELDS[name] = made
+
+
+def restore(app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
+    """Undo what napoleon made of a field."""
+    lines[:] = FIELDS.pop(name, lines)
+
+
+def colons(app: Sphinx, document: nodes.document) -> None:
+    """Write `name: meaning` in lists of arguments, where Sphinx writes `name -- meaning`."""
+    for text in [node for node in document.findall(nodes.Text) if node == " -- "]:
+        text.parent.replace(text, nodes.Text(": "))
 
 
 def _escaped(line: str) -> str:
@@ -125,8 +142,10 @@ def _escaped(line: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register our transform and our two steps."""
+    """Register our links, our docstrings and our markers."""
     app.add_transform(OutsideLinks)
-    app.connect("autodoc-process-docstring", plain, priority=400)  # because napoleon, at 500, reads plain text
+    app.connect("autodoc-process-docstring", plain, priority=400)  # because napoleon is at 500
+    app.connect("autodoc-process-docstring", restore, priority=600)
+    app.connect("doctree-read", colons)
     app.connect("source-read", fill)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

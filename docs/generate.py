@@ -33,8 +33,8 @@ def _command(name: str) -> str:
     actions = [action for action in parser._actions if "--help" not in action.option_strings]
     arguments = [str(action.dest).upper() for action in actions if not action.option_strings]
     usage = " ".join(["marginlens", name, *arguments, *["[OPTIONS]"][: len(actions) > len(arguments)]])
-    rows = [(_spelling(action), *_default_and_help(action)) for action in actions]
-    table = _table(("argument or option", "default", "meaning"), rows) if rows else ""
+    rows = [(_spelling(action), *_help_and_default(action)) for action in actions]
+    table = _table(("argument or option", "meaning", "default"), rows) if rows else ""
     return "\n\n".join([f"## {name}", f"    {usage}", text, table])
 
 
@@ -46,11 +46,11 @@ def _spelling(action: Any) -> str:
     return f"{names} `{action.metavar}`" if action.metavar else names
 
 
-def _default_and_help(action: Any) -> tuple[str, str]:
+def _help_and_default(action: Any) -> tuple[str, str]:
     """Split tyro's help, which ends with the default in parentheses."""
     text, _, last = str(action.help or "").rpartition("(")
     default = last.removesuffix(")").removeprefix("default:").strip()
-    return WORDS.get(default, default), text.strip()
+    return text.strip(), WORDS.get(default, default)
 
 
 def settings() -> str:
@@ -68,8 +68,8 @@ def _fields(model: type[Settings]) -> str:
     for name, field in model.model_fields.items():
         default = "required" if field.default is PydanticUndefined else f"`{_text(field.default)}`"
         own = {key: recipe[name] for key, recipe in model.recipes.items() if name in recipe}
-        rows.append((f"`{name}`", default, _exceptions(own), field.description or ""))
-    return _table(("setting", "default", "exceptions", "meaning"), rows)
+        rows.append((f"`{name}`", field.description or "", default, _exceptions(own)))
+    return _table(("setting", "meaning", "default", "exceptions"), rows)
 
 
 def _exceptions(own: Mapping[str, Any]) -> str:

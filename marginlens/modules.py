@@ -73,6 +73,7 @@ class InfoNCE(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
+        """Return the loss of q (n, d) against k (m, d); `positives` are row indices of k. See `info_nce`."""
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **settings_of(self))
 
     def extra_repr(self) -> str:
@@ -114,6 +115,7 @@ class NTXent(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        """Return the loss of two views z1 and z2, (n, d) each. See `nt_xent`."""
         return nt_xent(z1, z2, tau=self.tau, **settings_of(self))
 
     def extra_repr(self) -> str:
