@@ -101,3 +101,23 @@ def test_the_first_sentence_says_what_the_page_is_for(page):
     assert re.fullmatch(r"# \S.*", title)
     assert re.match(r"[A-Z`*]", first), first
     assert re.search(r"[.?:](\s|$)", first), first
+
+
+LIMIT = 18_000
+"""Words of all pages, besides generated tables: a reader has an hour and a half."""
+MARKERS = re.compile(r"<!-- marginlens report -->.*?<!-- end of marginlens report -->", flags=re.S)
+
+
+def words(page):
+    """Return the words of a page that somebody wrote: without what `marginlens report` and benchmarks/ write."""
+    text = MARKERS.sub("", (DOCS / page).read_text())
+    lines = text.splitlines()
+    if Path(page).name in ("results.md", "benchmarks.md"):
+        lines = [line for line in lines if not line.startswith("|")]
+    return sum(any(c.isalnum() for c in word) for word in " ".join(lines).split())
+
+
+def test_the_pages_are_short():
+    counts = {page: words(page) for page in PAGES}
+    longest = sorted(counts.items(), key=lambda item: -item[1])[:5]
+    assert sum(counts.values()) <= LIMIT, longest
