@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check slow gpu gpu-pending release bench fuzz mutants clean
+.PHONY: demo test check docs slow gpu gpu-pending release bench fuzz mutants clean
 
 demo: .venv/installed
 	$(BIN)/marginlens demo
@@ -15,6 +15,11 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# the documentation as a site: build/docs/html/index.html; a warning, such as a broken link, fails the build
+docs: .venv/installed
+	$(BIN)/python -m sphinx -b doctest -W --keep-going -n -q docs build/docs/doctest
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs/html
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,19 @@
-"""Contrastive representation learning, seen through margins.
+"""A drop-in InfoNCE loss with margins and gradient re-weighting, and a tool to measure whether they help.
 
-Names are imported when they are first used: the loss needs torch alone, and `marginlens --version` not even that.
+The losses are functions of embeddings (n, d):
+
+    info_nce(q, k)          rows of q against rows of k (MoCo)
+    nt_xent(z1, z2)         two views of each sample (SimCLR)
+    positive_only(p, z)     positives alone (BYOL)
+    InfoNCE, NTXent         the same as modules
+
+Each takes an `effect`: `Plain`, `Margin`, `Emphasis`, `Ratio`, `Attenuation`, or a product of them. `rows` returns
+angles, probabilities and weights of each row. `MoCoV3`, `SimCLR` and `BYOL` are whole methods around a backbone.
+
+The laboratory trains and measures: `pretrain(Pretrain(...))` returns a `Run`; `probe`, `knn`, `transfer`, `embed` and
+`export` take one.
+
+Each name is imported when it is first used, because the loss needs torch alone and the command's help not even that.
 """
 
 from __future__ import annotations

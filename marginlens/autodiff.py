@@ -1,4 +1,4 @@
-"""What we ask of autograd and of autocast."""
+"""Helpers around autograd and autocast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 
 def apply(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)`, without the signature that it reads and binds anew, for `torch.func`, at every call."""
+    """Return `function.apply(*args)`, faster: `apply` inspects its signature at every call, for `torch.func`."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     args = torch._functorch.utils.unwrap_dead_wrappers(args)
@@ -19,7 +19,7 @@ def apply(function: type[Function], *args: Any) -> Any:
 
 
 class _Once(Function):
-    """The first argument, which depends on the others in a way that cannot be differentiated."""
+    """Return the first argument, and raise when its dependence on the others is differentiated."""
 
     generate_vmap_rule = True
 
@@ -37,10 +37,10 @@ class _Once(Function):
 
 
 def once(grad: Tensor, why: str, *inputs: Tensor) -> Tensor:
-    """`grad`, a gradient computed by hand from `inputs`; differentiating it again raises RuntimeError(why).
+    """Return `grad`, computed by hand from `inputs`, such that differentiating it again raises RuntimeError(why).
 
-    Not inside `torch.compile`, which traces a backward pass as if it were never differentiated
-    (docs/reference/effects.md).
+    Inside `torch.compile` nothing is raised, because the compiler traces a backward pass as if it were never
+    differentiated (docs/reference/effects.md).
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return grad
@@ -49,8 +49,8 @@ def once(grad: Tensor, why: str, *inputs: Tensor) -> Tensor:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on x's device: a loss is computed in float32 or better. (The meta device has none to turn off.)"""
-    kind = "cpu" if x.device.type == "meta" else x.device.type
+    """Return a context without autocast on x's device, so that a loss is computed in float32 or better."""
+    kind = "cpu" if x.device.type == "meta" else x.device.type  # because autocast does not know the meta device
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()

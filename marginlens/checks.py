@@ -86,7 +86,7 @@ def _check_rows(name: str, x: Tensor) -> None:
 
 
 def _rows(bad: Tensor) -> str:
-    """Return how many rows are bad, and which."""
+    """Return the number of bad rows and the first of them, for an error."""
     rows = bad.nonzero().flatten().tolist()
     more = ", ..." if len(rows) > _NAMED else ""
     return f"{len(rows)} of {len(bad)} rows: {', '.join(map(str, rows[:_NAMED]))}{more}"
@@ -215,7 +215,7 @@ def whole(what: str, value: int) -> int:
 
 
 def as_effect(value: EffectLike) -> Effect:
-    """Return an effect, from an effect or its string form."""
+    """Return an effect, given as itself or as its string form."""
     if isinstance(value, str):
         if torch.compiler.is_compiling():
             raise TypeError(f"inside torch.compile, give effect an object: read {value!r} once, outside the graph")
@@ -226,7 +226,7 @@ def as_effect(value: EffectLike) -> Effect:
 
 
 def switch(name: str, value: bool) -> None:
-    """Raise a TypeError unless a setting is on or off: "no" would count as on."""
+    """Raise a TypeError unless a setting is True or False, because "no" would count as True."""
     if isinstance(value, int) and value in (0, 1):
         return
     if type(value).__name__ not in ("bool", "bool_"):  # NumPy's

@@ -1,12 +1,16 @@
 """The paper's effects, and the home of its equations.
 
-Each row of a contrastive loss has one positive, and everything the paper does to that row is a function of two
-scalars: the cosine `c` of the positive's angle and the log-sum-exp `A` of the negatives' logits. An effect says two
-things about a row: the positive's `logit` (only `Margin` changes it), and the logarithms of the weights that multiply
-the positive's and the whole row's gradient. The loss owns the derivative, and adds the logarithms: effects compose by
-addition, and factors that would overflow alone cancel first.
+Each row of a contrastive loss has one positive. Every effect in the paper depends on two numbers of a row: the cosine
+`c` of the positive's angle, and the log-sum-exp `A` of the negatives' logits. An effect gives two things for a row:
 
-A new effect is one class here: a frozen dataclass that takes `Composes` and fills in `Effect`, listed in `EFFECTS`.
+- the positive's logit, which only `Margin` changes;
+- the logarithms of two weights: one for the positive's gradient, one for the gradient of the whole row.
+
+The loss owns the derivative and adds the logarithms. So effects compose by addition, and factors that would overflow
+alone cancel first.
+
+A new effect is one class here: a frozen dataclass that inherits from `Composes`, implements `Effect`, and is listed in
+`EFFECTS`.
 """
 
 from __future__ import annotations
@@ -42,47 +46,50 @@ PartName = Literal["angle", "ratio", "attenuation"]
 ANGLES, SHARES = (0.0, math.pi), (0.0, 1.0)
 _ANGLES, _SHARES, _SCALES, _SHIFTS = "in [0, pi]", "in [0, 1]", span(SCALES), span(SHIFTS)
 _CURVES = f"above 0, {span(CURVES)}, or inf: no curvature"
-"""Allowed values, as errors name them."""
+"""Allowed ranges, as errors print them."""
 
 
 class Row(NamedTuple):
-    """What an effect may know of its rows: three tensors of shape (n,), and the scale 1/tau of shape ()."""
+    """Everything that an effect may read about the rows of a batch."""
 
     cos: Tensor
-    """c, the cosine of the positive's angle theta."""
+    """c, the cosine of the positive's angle theta, (n,)."""
     sin: Tensor
-    """Its sine, accurate near theta = 0 and pi, where sqrt(1 - c^2) is not; one NaN if no effect at hand is angular."""
+    """Sine of theta, (n,), accurate near 0 and pi, unlike sqrt(1 - c^2); a single NaN if no effect needs it."""
     A: Tensor
-    """log-sum-exp of the negatives' logits; -inf where there are none."""
+    """Log-sum-exp of the negatives' logits, (n,); -inf if there are no negatives."""
     scale: Tensor
+    """1 / tau, of shape ()."""
 
     @property
     def theta(self) -> Tensor:
-        """Eq. 2: the positive's angle, in [0, pi], without the infinite slope of arccos."""
+        """Eq. 2: the positive's angle in [0, pi], by atan2 because the slope of arccos is infinite at 0 and pi."""
         return torch.atan2(self.sin, self.cos)
 
 
 class LogWeights(NamedTuple):
-    """Logarithms of what multiplies the positive's gradient, and the whole row's (the positive's too)."""
+    """Logarithms of an effect's two weights."""
 
     positive: Number = 0.0
+    """Weight of the positive's gradient."""
     row: Number = 0.0
+    """Weight of the gradient of the whole row: the positive and its negatives."""
 
 
 class Effect(Protocol):
-    """What the loss asks of an effect."""
+    """What a class needs to be an effect."""
 
     @property
     def angular(self) -> bool:
-        """Whether it looks at the positive's angle beyond its cosine: only then is `Row.sin` computed."""
+        """True if the effect reads `Row.sin` or `Row.theta`; they are computed only then."""
 
     @property
     def moves_logit(self) -> bool:
-        """Whether `logit` is not the plain one: only then does the value of the loss change."""
+        """True if `logit` differs from the plain one, so that the value of the loss changes too."""
 
     @property
     def unbounded(self) -> bool:
-        """True if its weights have no bound where beta is below 1."""
+        """True if the weights have no upper bound for beta < 1."""
 
     @property
     def part(self) -> PartName:
@@ -90,20 +97,20 @@ class Effect(Protocol):
 
     @property
     def idle(self) -> bool:
-        """True if it takes numbers, and was given none that do anything."""
+        """True if the effect has parameters and all are at values that change nothing."""
 
     @property
     def needs_negatives(self) -> str:
-        """The parameter that acts through the negatives and so means nothing without them; '' if none does."""
+        """The parameter that acts through the negatives, or "" if none does."""
 
     def logit(self, row: Row) -> Tensor:
-        """The positive's logit, (n,)."""
+        """Return the positive's logit, (n,)."""
 
     def log_weights(self, row: Row) -> LogWeights | None:
-        """The row's weights; None when the gradient is the derivative of the value."""
+        """Return the weights of each row; None if the gradient is the derivative of the value."""
 
     def __mul__(self, other: Effect) -> Product:
-        """Both, as `Composes` has it."""
+        """Return the product of two effects; see `Composes`."""
 
 
 def plain_logit(row: Row) -> Tensor:
@@ -127,34 +134,34 @@ def log_gamma(x: Tensor, c: Number) -> Tensor:
 
 
 def log_ratio(row: Row, m1: Number) -> Tensor:
-    """Lemma 4.2, Alg. 4: log of the sum of exponentiated logits without the margin m1 over that with it."""
+    """Lemma 4.2, Alg. 4: log of the sum of exponentiated logits without the margin m1, over the sum with it."""
     a, b = plain_logit(row), margin_logit(row, m1, 0.0)
     return logsigmoid(row.A - b) - logsigmoid(row.A - a)
 
 
 def log_one_minus(weight: Number, x: Tensor) -> Tensor:
-    """log(1 - weight * sigmoid(x)) for a weight in [0, 1]: finite wherever the result is, weight = 1 included."""
+    """Return log(1 - weight * sigmoid(x)) for a weight in [0, 1], finite wherever the exact value is."""
     return torch.logaddexp(logsigmoid(-x), log(1.0 - like(weight, x)) + logsigmoid(x))
 
 
 class Composes:
-    """What all effects share: they multiply, have a string form, and hash by their numbers."""
+    """Base of all effects: `a * b` composes them, `str` gives the string form, equal effects hash alike."""
 
     unbounded = False
-    """True if its weights have no bound where beta is below 1."""
+    """True if the weights have no upper bound for beta < 1."""
     part: ClassVar[PartName] = "attenuation"
-    """Which part of a gradient its weights are, for `marginlens.lens.decompose`."""
+    """Which part of a gradient the weights are, for `marginlens.lens.decompose`."""
 
     @property
     def idle(self) -> bool:
-        """True if it takes numbers, and was given none that do anything."""
+        """True if the effect has parameters and all are at values that change nothing."""
         return False
 
     def __init_subclass__(cls) -> None:
         cls.__hash__ = Composes.__hash__  # type: ignore[method-assign]  # or a dataclass would make its own
 
     def __mul__(self: Effect, other: Effect) -> Product:
-        """Composition: weights multiply, and at most one factor may move the logit."""
+        """Return the product of two effects: their weights multiply, and at most one may change the logit."""
         if isinstance(other, str):
             raise TypeError(f"{other!r} is a string; write * marginlens.effect({other!r})")
         if isinstance(other, type) or not hasattr(other, "log_weights"):
@@ -162,7 +169,7 @@ class Composes:
         return Product((*factors(self), *factors(other)))
 
     def __str__(self) -> str:
-        """The string form, which `marginlens.effect` reads back exactly; parameters at their default are left out."""
+        """Return the string form, which `marginlens.effect` reads back exactly. Defaults are left out."""
         shown = []
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -174,7 +181,7 @@ class Composes:
         return f"{name}({', '.join(shown)})" if shown else name
 
     def __hash__(self) -> int:
-        """Equal effects hash alike; one that holds a tensor can change, and so has no hash."""
+        """Return a hash of type and parameters; raise a TypeError for a tensor, because its value may change."""
         values = tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         if any(isinstance(value, Tensor) for value in values):
             raise TypeError(f"{self} holds a tensor, whose value may change: it cannot be a key")
@@ -183,7 +190,7 @@ class Composes:
 
 @dataclass(frozen=True)
 class Plain(Composes):
-    """Eq. 3: generalized InfoNCE, no effect."""
+    """Eq. 3: generalized InfoNCE without any effect; the default of every loss."""
 
     angular = False
     moves_logit = False
@@ -200,8 +207,21 @@ class Plain(Composes):
 class Margin(Composes):
     """Eq. 5: generalized InfoNCE with an angular margin m1 and a subtractive margin m2 on the positive.
 
-    m1 is in [0, pi], m2 from -1e6 to 1e6. Where theta + m1 > pi the positive is repelled: the paper has no fallback
-    for it, and neither has this. `marginlens.rows(...).f` is negative there.
+    The positive's logit becomes `(cos(theta + m1) - m2) / tau`: the positive must beat the negatives by a margin. This
+    changes the value of the loss and its gradient. Both parameters may be 0-d tensors, also ones that learn; a learned
+    margin shrinks below 0, so clamp it.
+
+    Where `theta + m1` exceeds pi, the positive is repelled. ArcFace has a fallback there, the paper has none, and
+    neither does this class. `marginlens.rows(...).f` is negative for those rows.
+
+    Args:
+        m1: Angular margin in radians, from 0 to pi. It is added to the positive's angle.
+        m2: Subtractive margin, from -1e6 to 1e6. It is subtracted from the positive's cosine. It acts through the
+            negatives, so losses without negatives refuse it.
+
+    Example:
+        >>> str(ml.Margin(m1=0.4, m2=0.2))
+        'margin(m1=0.4, m2=0.2)'
     """
 
     m1: Number = 0.0
@@ -230,9 +250,22 @@ class Margin(Composes):
 
 @dataclass(frozen=True)
 class Emphasis(Composes):
-    """Eqs. 8, 9, 11, Alg. 3: the positive's gradient times s * gamma(theta / pi, c).
+    """Eqs. 8, 9, 11, Alg. 3: multiply the positive's gradient by `s * gamma(theta / pi, c)`.
 
-    s is from 0 to 1e6; so is the product of all s in a composition. c is from 1e-9 to 1e9, or infinity: no curvature.
+    `gamma(x, c) = (1 - x^c)^(1/c)` falls from 1 at angle 0 to 0 at angle pi. The negatives' gradients stay as they are.
+    The returned value stays that of the plain loss; only the gradient changes.
+
+    Args:
+        s: Scale of the positive's gradient, from 0 to 1e6. Above 1, positives pull harder than the loss asks. The paper
+            uses 20 to 40 for MoCo v3 and 1.06 to 1.13 for SimCLR, both without a curvature. In a product of effects,
+            the product of all s is at most 1e6.
+        c: Curvature, from 1e-9 to 1e9, or infinity. Infinity, the default, weighs all angles alike. At 1 the weight
+            falls on a straight line. A larger c keeps the weight near 1 up to larger angles; a smaller c lowers it
+            sooner. The paper uses 0.7 to 2.5 for MoCo v3, and 1 to 5 for BYOL.
+
+    Example:
+        >>> str(ml.Emphasis(s=20) * ml.Ratio(m1=0.4))
+        'emphasis(s=20) * ratio(m1=0.4)'
     """
 
     s: Number = 1.0
@@ -265,10 +298,21 @@ class Emphasis(Composes):
 
 @dataclass(frozen=True)
 class Ratio(Composes):
-    """Sec. 5.4, Alg. 4: gradients times the ratio of Lemma 4.2 for an angular margin m1.
+    """Sec. 5.4, Alg. 4: multiply gradients by the ratio of Lemma 4.2 for an angular margin m1.
 
-    The pseudo-code scales the positive's gradient (`scope="positive"`); the text and Theorem 4.1 scale the whole
-    row's (`scope="row"`). Which one the paper's tables used is not known. m1 is in [0, pi].
+    The ratio is `(e^a + e^A) / (e^b + e^A)`, where `a` is the positive's logit without the margin and `b` the logit
+    with it. A margin multiplies the gradient by two factors (Theorem 4.1): an angular one, and this ratio. The returned
+    value stays that of the plain loss.
+
+    Args:
+        m1: Angular margin in radians, from 0 to pi. At 0 the ratio is 1.
+        scope: "positive" multiplies the positive's gradient, as the paper's pseudo-code does. "row" multiplies the
+            negatives' gradients too, as the paper's text and Theorem 4.1 do. The paper does not say which one its
+            tables used.
+
+    Example:
+        >>> str(ml.Ratio(m1=0.4, scope="row"))
+        'ratio(m1=0.4, scope=row)'
     """
 
     m1: Number
@@ -293,10 +337,19 @@ class Ratio(Composes):
 
 @dataclass(frozen=True)
 class Attenuation(Composes):
-    """Eq. 12, Algs. 5, 6: gradients times 1 / (1 - alpha * q), q the positive's probability without margins.
+    """Eq. 12, Algs. 5, 6: multiply gradients by `1 / (1 - alpha * q)`, q the positive's probability without margins.
 
-    alpha is in [0, 1]. Type I scales the whole row's gradient, type II the positive's. At alpha = 1 and beta < 1 the
-    weight is unbounded.
+    InfoNCE's gradient fades as a row becomes easy, because q goes to 1; this effect takes part of that fading away. At
+    `alpha=1` with type I and beta = 1 the gradient is that of decoupled contrastive learning (DCL). For beta < 1 the
+    weight at `alpha=1` has no upper bound. The returned value stays that of the plain loss.
+
+    Args:
+        alpha: Strength, from 0 to 1. 0 changes nothing; 1 removes the fading completely.
+        kind: "I" multiplies the gradients of the positive and the negatives, "II" the positive's alone.
+
+    Example:
+        >>> str(ml.Attenuation(alpha=1))
+        'attenuation(alpha=1)'
     """
 
     alpha: Number
@@ -320,9 +373,13 @@ class Attenuation(Composes):
 
 @dataclass(frozen=True)
 class Product(Composes):
-    """Eq. 9: effects together. Their weights multiply; the weights multiply the margin's gradient if there is one.
+    """Eq. 9: several effects at once, as `a * b` makes them.
 
-    Every weight is computed from the logits without margins, as the paper defines each.
+    Weights multiply. If one factor is a margin, the weights multiply its gradient. Every weight is computed from the
+    logits without margins, as the paper defines it.
+
+    Args:
+        factors: The single effects, at most one of which changes the logit.
     """
 
     factors: tuple[Effect, ...]
@@ -379,5 +436,5 @@ EFFECTS = {cls.__name__.lower(): cls for cls in (Plain, Margin, Emphasis, Ratio,
 
 
 def factors(effect: Effect) -> tuple[Effect, ...]:
-    """The single effects that an effect is the product of."""
+    """Return the single effects of a product, or the effect itself in a tuple."""
     return effect.factors if isinstance(effect, Product) else (effect,)

@@ -1,4 +1,4 @@
-"""From embeddings to rows: who is whose positive, and who is a negative. A new layout is one function here."""
+"""Layouts: they say which embedding is whose positive, and which are negatives. A new layout is one function here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from marginlens.kernels import choose, neg_lse, units
 from marginlens.parameters import TAUS, Number
 
 NO_SINE = torch.tensor(torch.nan)
-"""Stands in for sines that nobody asked for: on the CPU, so that no device has to fill it."""
+"""In place of sines that no effect needs; on the CPU, so that no device has to fill it."""
 
 
 class Settings(NamedTuple):
-    """A loss's arguments, checked, and what of a row they call for: sines of angles, negatives."""
+    """The checked arguments of a loss, and which parts of a row they need."""
 
     tau: Number
     beta: float
@@ -28,7 +28,9 @@ class Settings(NamedTuple):
     impl: str
     check: bool
     sines: bool
+    """True if sines of angles are needed."""
     negatives: bool
+    """True if the log-sum-exp of the negatives is needed."""
 
 
 def settings(
@@ -40,7 +42,7 @@ def settings(
     check: bool,
     every_row_fact: bool = False,
 ) -> Settings:
-    """Return the arguments that all layouts share, plain numbers as floats; raise for one that cannot be used."""
+    """Return the arguments that all layouts share, numbers as floats; raise for the first invalid one."""
     checks.options(reduction, impl, check)
     tau, effect, beta = checks.temperature(tau, check), checks.as_effect(effect), checks.share(beta)
     sines = every_row_fact or effect.angular
@@ -49,7 +51,7 @@ def settings(
 
 
 def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, in_batch: bool, ask: Settings) -> Row:
-    """Rows of q against rows of k and of the queue; without `in_batch`, k holds positives alone."""
+    """Return the rows of q against those of k and of the queue; without `in_batch`, k holds positives alone."""
     checks.switch("in_batch", in_batch)
     dtype = checks.embeddings(ask.check, q=q, k=k, queue=queue)
     checks.parameters(ask.tau, ask.effect, q, ask.check)
@@ -82,7 +84,7 @@ def moco(q: Tensor, k: Tensor, positives: Tensor | None, queue: Tensor | None, i
 
 
 def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
-    """All 2n embeddings against each other, themselves left out; the rows of z1 first."""
+    """Return the rows of all 2n embeddings against each other, without themselves; those of z1 come first."""
     dtype = checks.embeddings(ask.check, z1=z1, z2=z2)
     checks.parameters(ask.tau, ask.effect, z1, ask.check)
     checks.same_shape(z1=z1, z2=z2)
@@ -104,7 +106,7 @@ def simclr(z1: Tensor, z2: Tensor, ask: Settings) -> Row:
 
 
 def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
-    """Positives alone."""
+    """Return rows without negatives."""
     dtype = checks.embeddings(ask.check, p=p, z=z)
     checks.parameters(ask.tau, ask.effect, p, ask.check)
     checks.same_shape(p=p, z=z)
@@ -115,17 +117,19 @@ def byol(p: Tensor, z: Tensor, ask: Settings) -> Row:
 
 
 def _unit(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of length one, however long or short they were; a zero row stays zero and gets no gradient."""
+    """Return rows of length one; a zero row stays zero and gets no gradient."""
     x = x.to(dtype)
     peak = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)
-    x = x / peak.masked_fill(peak == 0, torch.inf)  # or the squares of large and of small rows leave the floats
+    x = x / peak.masked_fill(
+        peak == 0, torch.inf
+    )  # because the squares of very large or small entries overflow or vanish
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     safe: Tensor = length.masked_fill(length == 0, torch.inf)
     return x / safe
 
 
 def _rows(x: Tensor, dtype: torch.dtype, impl: str, half: bool) -> tuple[Tensor, Tensor | None]:
-    """Rows of length one, and their tiles where the kernel has any."""
+    """Return rows of length one, and their tiles if the kernel uses tiles."""
     if impl != "triton":
         return _unit(x, dtype), None
     found = units(x, None, False, half)
@@ -133,7 +137,7 @@ def _rows(x: Tensor, dtype: torch.dtype, impl: str, half: bool) -> tuple[Tensor,
 
 
 def _half(*given: Tensor | None) -> bool:
-    """Whether all came with 16 bits."""
+    """True if all given tensors have 16-bit entries."""
     return all(x is None or x.element_size() == 2 for x in given)
 
 
@@ -143,13 +147,13 @@ def _cosine(u: Tensor, v: Tensor) -> Tensor:
 
 
 def _sine(u: Tensor, v: Tensor) -> Tensor:
-    """Sines of the angles between unit rows, by Kahan's formula, exact at small angles."""
+    """Return the sines of the angles between unit rows, by Kahan's formula, which is exact at small angles."""
     sine: Tensor = torch.linalg.vector_norm(u - v, dim=-1) * torch.linalg.vector_norm(u + v, dim=-1) / 2
     return sine
 
 
 def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) -> Row:
-    """A row of parts of the negatives: their log-sum-exp joined, or -inf where there are none."""
+    """Return a row whose A joins the log-sum-exps of all parts of the negatives; -inf if there are no parts."""
     A = parts[0] if parts else torch.full_like(cos, -math.inf)
     for part in parts[1:]:
         A = torch.logaddexp(A, part)
@@ -159,6 +163,8 @@ def _row(cos: Tensor, sin: Tensor | None, parts: list[Tensor], scale: Tensor) ->
 def _scale(tau: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(tau, Tensor):
         tau = tau.reshape(()).to(device=like.device, dtype=dtype)
-        least = 0.99 * TAUS[0]  # because rounding to 16 bits may move the smallest one down
-        return 1.0 / tau.where(tau >= least, torch.nan)  # one that learned too fast must not train on unseen, inverted
+        least = 0.99 * TAUS[0]  # because rounding to 16 bits may lower the smallest one
+        return 1.0 / tau.where(
+            tau >= least, torch.nan
+        )  # because a learned tau <= 0 must give NaN, not an inverted loss
     return torch.full((), 1.0 / tau, dtype=dtype, device=like.device)

@@ -1,10 +1,10 @@
 """Generalized InfoNCE in three layouts: `info_nce` (MoCo), `nt_xent` (SimCLR), `positive_only` (BYOL).
 
-Each layout turns embeddings into a `Row` (`layouts.py`); from there on all are the same: `_value` joins the row with
-an effect.
+A layout turns embeddings into a `Row` (`layouts.py`). `_value` then combines the row with an effect, the same way for
+all layouts.
 
-For every effect but `Plain` and `Margin` the value is the plain loss, and the gradient is the one the paper declares,
-not the value's derivative.
+For every effect but `Plain` and `Margin`, the value is that of the plain loss, and the gradient is the one that the
+paper declares instead of the value's derivative.
 """
 
 from __future__ import annotations
@@ -46,18 +46,41 @@ def info_nce(
     impl: Impl = "auto",
     check: bool = False,
 ) -> Tensor:
-    """Eqs. 1, 3, 5, rows of q against rows of k (MoCo's layout).
+    """Eqs. 1, 3, 5: the loss of each row of q against the rows of k (MoCo's layout).
 
-    q (n, d) and k (m, d) need not be normalised. The positive of row i is row i of k, or row `positives[i]`; all
-    other rows of k (unless `in_batch=False`), and all of `queue` (r, d), are its negatives. Gradients flow to whatever
-    requires them: detach what should not learn. `tau`, from 1e-6 to 1e6, may be a tensor that learns. `beta` is in
-    [0, 1]. Half-precision inputs are computed in float32, and the value is float32.
+    The positive of row i of q is row i of k; all other rows of k are its negatives. Embeddings need not be normalised.
+    Gradients flow to every tensor that requires them: detach the ones that should not learn.
 
-    `impl` names a kernel: "auto" takes Triton's on a GPU. There, products of half-precision inputs
-    are in bf16, and those of float32 inputs follow `torch.set_float32_matmul_precision`; sums are in float32.
+    Half-precision inputs give a float32 value. On a GPU their matrix products use bfloat16, and those of float32 inputs
+    follow `torch.set_float32_matmul_precision`; everything else is computed in float32.
 
-    `check=True` also looks for NaN, infinity, rows too short for a finite gradient (below 1e-31 in float32), and
-    numbers and indices out of range, where looking costs a device synchronisation.
+    Args:
+        q: Queries, (n, d).
+        k: Keys, (m, d), with m >= n unless `positives` is given.
+        tau: Temperature, from 1e-6 to 1e6. Logits are cosines divided by it. It may be a tensor of one element that
+            learns; learn `log tau`, because a tau below 1e-6 is refused on a CPU and gives NaN on a GPU.
+        beta: Weight of the denominator, from 0 to 1. 1 is InfoNCE; 0 leaves the positives alone.
+        effect: An effect such as `Emphasis(s=20)`, or its string form `"emphasis(s=20)"`.
+        positives: Row index in k of each row's positive, integers (n,). These are NOT class labels. With class labels,
+            row `labels[i]` of k becomes the positive, whatever it shows: every image of class 3 is pulled towards row 3
+            of k. That raises no error as long as all labels are below m. Each row has exactly one positive.
+        queue: More negatives, (r, d), for all rows.
+        in_batch: True if the other rows of k are negatives. With False, give a queue.
+        reduction: "mean" of all rows, or "none": the loss of each row, (n,).
+        impl: Kernel for the negatives. "auto" uses Triton on a GPU in float32, and "chunked" elsewhere: both need
+            memory in proportion to n. "reference" builds the whole matrix, and supports second derivatives.
+        check: True to also raise for NaN, infinity, rows without a finite gradient (no entry above 1e-31), and
+            numbers or indices out of range on a GPU. The check waits for the device.
+
+    Returns:
+        The loss, a scalar; (n,) with `reduction="none"`.
+
+    Example:
+        >>> q, k = torch.eye(4), torch.eye(4)
+        >>> ml.info_nce(q, k, tau=0.25)
+        tensor(0.0535)
+        >>> ml.info_nce(q, k[[3, 0, 1, 2]], tau=0.25, positives=torch.tensor([1, 2, 3, 0]))
+        tensor(0.0535)
     """
     ask = settings(tau, beta, effect, reduction, impl, check)
     return _reduce(_value(moco(q, k, positives, queue, in_batch, ask), ask), reduction)
@@ -74,11 +97,27 @@ def nt_xent(
     impl: Impl = "auto",
     check: bool = False,
 ) -> Tensor:
-    """Eqs. 1, 3, 5 among 2n embeddings (SimCLR's layout).
+    """Eqs. 1, 3, 5: the loss of 2n embeddings against each other (SimCLR's layout).
 
-    z1 (n, d) and z2 (n, d) are two views of the same samples: each embedding's positive is its other view, its
-    negatives are the 2n - 2 embeddings of other samples. With `reduction="none"`: (2n,), the rows of z1 first. `tau` is
-    from 1e-6 to 1e6, `beta` in [0, 1].
+    The positive of an embedding is the other view of its sample. Its negatives are the 2n - 2 embeddings of the other
+    samples. Embeddings need not be normalised.
+
+    Args:
+        z1: One view of each sample, (n, d).
+        z2: Another view of the same samples in the same order, (n, d).
+        tau: Temperature, from 1e-6 to 1e6; see `info_nce`.
+        beta: Weight of the denominator, from 0 to 1.
+        effect: An effect, or its string form.
+        reduction: "mean" of all rows, or "none": the loss of each row, (2n,), the rows of z1 first.
+        impl: Kernel for the negatives; see `info_nce`.
+        check: True to look for bad values, also on a GPU; see `info_nce`.
+
+    Returns:
+        The loss, a scalar; (2n,) with `reduction="none"`.
+
+    Example:
+        >>> ml.nt_xent(torch.eye(4), torch.eye(4), effect=ml.Emphasis(s=2))
+        tensor(0.1043)
     """
     ask = settings(tau, beta, effect, reduction, impl, check)
     return _reduce(_value(simclr(z1, z2, ask), ask), reduction)
@@ -94,35 +133,50 @@ def positive_only(
     impl: Impl = "auto",
     check: bool = False,
 ) -> Tensor:
-    """Eqs. 3, 5 at beta = 0: positives alone (BYOL's layout); 2 + this, at tau = 0.5, is BYOL's 2 - 2 cos.
+    """Eqs. 3, 5 at beta = 0: the loss of positives alone (BYOL's layout).
 
-    p (n, d) and z (n, d) pair up row by row. There are no negatives, so effects that act through them are refused.
-    `tau` is from 1e-6 to 1e6.
-    `impl` is taken for the sake of one signature: there is nothing for a kernel to do.
+    Row i of p and row i of z are a pair. At tau = 0.5 the value is BYOL's `2 - 2 cos` minus 2, with the same gradient.
+    There are no negatives, so effects that act through them are refused: `m2`, `Ratio` and `Attenuation`.
+
+    Args:
+        p: Predictions, (n, d).
+        z: Targets, (n, d).
+        tau: Temperature, from 1e-6 to 1e6; see `info_nce`.
+        effect: An effect that needs no negatives, or its string form.
+        reduction: "mean" of all rows, or "none": the loss of each row, (n,).
+        impl: No kernel is needed here; the argument is accepted so that all losses take the same ones.
+        check: True to look for bad values, also on a GPU; see `info_nce`.
+
+    Returns:
+        The loss, a scalar; (n,) with `reduction="none"`.
+
+    Example:
+        >>> ml.positive_only(torch.eye(4), torch.eye(4))
+        tensor(-2.)
     """
     ask = settings(tau, 0.0, effect, reduction, impl, check)
     return _reduce(_value(byol(p, z, ask), ask), reduction)
 
 
 class Rows(NamedTuple):
-    """What the loss saw of each row; every field (n,), without gradient."""
+    """Facts about each row of a loss, as `rows` returns them: tensors (n,) without gradient."""
 
     c: Tensor
     """Cosine of the positive's angle."""
     theta: Tensor
     """The positive's angle in radians."""
     A: Tensor
-    """log-sum-exp of the negatives' logits; -inf where there are none."""
+    """Log-sum-exp of the negatives' logits; -inf if there are no negatives."""
     q: Tensor
-    """Eq. 4: the positive's estimated probability, margins included."""
+    """Eq. 4: estimated probability of the positive, margins included."""
     f: Tensor
-    """Theorem 4.1: sin(theta + m1) / sin(theta), 1 without a margin; where negative, the positive is repelled."""
+    """Theorem 4.1: sin(theta + m1) / sin(theta). 1 without a margin; the positive is repelled where it is negative."""
     w_pos: Tensor
-    """What the effect multiplies the positive's gradient by."""
+    """Factor by which the effect multiplies the positive's gradient."""
     w_neg: Tensor
-    """What the effect multiplies each negative's gradient by."""
+    """Factor by which the effect multiplies the gradient of each negative."""
     loss: Tensor
-    """The row's value."""
+    """The row's loss."""
     tau: Tensor
     """The temperature that the row was made with."""
     beta: Tensor
@@ -144,9 +198,27 @@ def rows(
     impl: Impl = "auto",
     check: bool = False,
 ) -> Rows:
-    """What the loss sees of each row, for logging and for the lens.
+    """Return angles, probabilities and weights of each row, for logging.
 
-    Takes the arguments of the loss that `layout` names, but no `reduction`; `tau` and `beta` default to that loss's.
+    Args:
+        q: Queries, or the first argument of the layout's loss, (n, d).
+        k: Keys, or the second argument of the layout's loss, (m, d).
+        layout: Name of the loss: "info_nce", "nt_xent" or "positive_only".
+        tau: Temperature; None is the loss's own default.
+        beta: Weight of the denominator; None is the loss's own default.
+        effect: An effect, or its string form.
+        positives: Row indices in k, not class labels; for "info_nce" alone.
+        queue: More negatives; for "info_nce" alone.
+        in_batch: True if the other rows of k are negatives; for "info_nce" alone.
+        impl: Kernel for the negatives; see `info_nce`.
+        check: True to look for bad values, also on a GPU; see `info_nce`.
+
+    Returns:
+        A `Rows`, whose tensors are (n,), or (2n,) for "nt_xent".
+
+    Example:
+        >>> ml.rows(torch.eye(4), torch.eye(4), effect=ml.Emphasis(s=20)).c
+        tensor([1., 1., 1., 1.])
     """
     checks.one_of("layout", layout, ("info_nce", "nt_xent", "positive_only"))
     tau = (0.5 if layout == "positive_only" else 0.25) if tau is None else tau
@@ -214,13 +286,13 @@ def _check_export(row: Row, ask: Settings, declared: bool) -> None:
 
 
 def _plain_value(b: Tensor, A: Tensor, beta: float) -> Tensor:
-    """-b + beta * logaddexp(b, A), without the cancellation where the positive dominates."""
-    value = softplus(A - b, threshold=40.0)  # beyond it, x itself to the last bit of a float64
+    """Return -b + beta * logaddexp(b, A) without cancellation where the positive dominates."""
+    value = softplus(A - b, threshold=40.0)  # beyond 40 it is x itself, to the last bit of a float64
     return value if beta == 1.0 else beta * value - (1.0 - beta) * b
 
 
 class _Declared(torch.autograd.Function):
-    """A row's value whose derivatives with respect to b and A are given, not derived."""
+    """Return a row's value with declared derivatives db and dA in place of its own."""
 
     generate_vmap_rule = True
 

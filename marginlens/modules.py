@@ -1,8 +1,8 @@
 """The losses as `nn.Module`s.
 
-A `tau`, or a margin's number, that is an `nn.Parameter` learns with the module, which uses the one that it has: also
-after `load_state_dict(assign=True)`, under `torch.func.functional_call`, in a replica. A `tau` that is a plain tensor
-moves with it; plain tensors in an effect belong to whoever schedules them.
+A `tau`, `m1` or `m2` that is an `nn.Parameter` becomes a parameter of the module. The module always uses its present
+one: after `load_state_dict(assign=True)`, under `torch.func.functional_call`, in a replica. A `tau` that is a plain
+tensor becomes a buffer. Plain tensors in an effect stay outside, for a schedule to change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marginlens.parameters import Number, as_float, valueless
 
 
 class Setting:
-    """A setting as an attribute of its module, to be read: if it were set, that would be ignored without a word."""
+    """A read-only attribute of a module; assigning to it raises, because the loss would ignore the new value."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -36,7 +36,22 @@ class Setting:
 
 
 class InfoNCE(nn.Module):
-    """`info_nce` with fixed settings: `InfoNCE(tau=0.25, effect=Emphasis(s=20))(q, k)`."""
+    """`info_nce` as a module with fixed settings; `positives` and `queue` are given at each call.
+
+    Args:
+        tau: Temperature, from 1e-6 to 1e6. An `nn.Parameter` learns with the module.
+        beta: Weight of the denominator, from 0 to 1.
+        effect: An effect, or its string form. An `m1` or `m2` that is an `nn.Parameter` learns with the module.
+        in_batch: True if the other rows of k are negatives.
+        reduction: "mean" of all rows, or "none".
+        impl: Kernel for the negatives; see `info_nce`.
+        check: True to look for bad values, also on a GPU; see `info_nce`.
+
+    Example:
+        >>> loss = ml.InfoNCE(tau=0.25, effect="emphasis(s=20)")
+        >>> loss(torch.eye(4), torch.eye(4))
+        tensor(0.0535)
+    """
 
     beta, effect, in_batch, reduction, impl, check = (Setting() for _ in range(6))
 
@@ -58,6 +73,7 @@ class InfoNCE(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, q: Tensor, k: Tensor, *, positives: Tensor | None = None, queue: Tensor | None = None) -> Tensor:
+        """Return the loss of q (n, d) against k (m, d); `positives` are row indices of k. See `info_nce`."""
         return info_nce(q, k, tau=self.tau, positives=positives, queue=queue, **settings_of(self))
 
     def extra_repr(self) -> str:
@@ -65,7 +81,21 @@ class InfoNCE(nn.Module):
 
 
 class NTXent(nn.Module):
-    """`nt_xent` with fixed settings: `NTXent(tau=0.25, effect=Margin(m1=0.4))(z1, z2)`."""
+    """`nt_xent` as a module with fixed settings.
+
+    Args:
+        tau: Temperature, from 1e-6 to 1e6. An `nn.Parameter` learns with the module.
+        beta: Weight of the denominator, from 0 to 1.
+        effect: An effect, or its string form. An `m1` or `m2` that is an `nn.Parameter` learns with the module.
+        reduction: "mean" of all rows, or "none".
+        impl: Kernel for the negatives; see `info_nce`.
+        check: True to look for bad values, also on a GPU; see `info_nce`.
+
+    Example:
+        >>> loss = ml.NTXent(effect=ml.Margin(m1=0.4, m2=0.2))
+        >>> loss(torch.eye(4), torch.eye(4)).isfinite()
+        tensor(True)
+    """
 
     beta, effect, reduction, impl, check = (Setting() for _ in range(5))
 
@@ -85,6 +115,7 @@ class NTXent(nn.Module):
         register_effect(self, self.settings["effect"])
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        """Return the loss of two views z1 and z2, (n, d) each. See `nt_xent`."""
         return nt_xent(z1, z2, tau=self.tau, **settings_of(self))
 
     def extra_repr(self) -> str:
@@ -99,7 +130,7 @@ def _tau(module: nn.Module, tau: Number, check: bool) -> Number:
 
 
 def register_effect(module: nn.Module, effect: Effect) -> None:
-    """Makes an effect's learnable numbers parameters of the module: `effect_m1`, `effect_m2`."""
+    """Register an effect's learnable numbers as parameters of the module: `effect_m1`, `effect_m2`."""
     for name, (i, field) in _learnable(effect).items():
         module.register_parameter(name, getattr(factors(effect)[i], field))
     owner: Any = module
@@ -107,11 +138,11 @@ def register_effect(module: nn.Module, effect: Effect) -> None:
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
-    """A module's settings, with the parameters that it has now in its effect."""
+    """Return a module's settings, its effect with the parameters that the module has now."""
     owner: Any = module
     settings: dict[str, Any] = owner.settings
     found = _learnable(settings["effect"])
-    if not found or settings["effect"] is not owner.registered:  # another was put there since
+    if not found or settings["effect"] is not owner.registered:  # because a new effect was assigned
         return settings
     parts = list(factors(settings["effect"]))
     for name, (i, field) in found.items():
@@ -120,9 +151,9 @@ def settings_of(module: nn.Module) -> dict[str, Any]:
 
 
 def _learnable(effect: Effect) -> dict[str, tuple[int, str]]:
-    """The factor and the field of each number that is a parameter, by its name in a module.
+    """Return the factor and the field of each number that is a parameter, by its name in a module.
 
-    Where two factors have one of the same name, the name has the factor's place: `effect0_m1`, `effect1_m1`.
+    If two factors have a parameter of the same name, the factor's index is added: `effect0_m1`, `effect1_m1`.
     """
     found = [
         (i, field.name)
@@ -148,7 +179,7 @@ def _settings(beta: float, effect: EffectLike, reduction: str, impl: str, check:
 def _spell(module: InfoNCE | NTXent) -> str:
     try:
         settings = settings_of(module)
-    except ValueError:  # a number that learned out of its range, which whoever looks for the cause wants to see
+    except ValueError:  # because a number learned out of its range, and its value explains why
         settings = module.settings
     tau = module.tau
     text = "?" if isinstance(tau, Tensor) and valueless(tau) else f"{as_float(tau):g}"

@@ -1,7 +1,6 @@
 """The string form of an effect: `emphasis(s=20, c=2.5) * ratio(m1=0.4)`.
 
-One form for the command line, configuration files, tables and reports. Python's own grammar reads it; nothing is
-evaluated.
+The command line, configuration files, tables and reports share it. Python's own parser reads it; nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +18,18 @@ _LONGEST = 500
 
 
 def effect(text: str) -> Effect:
-    """The effect that `text` spells; `str(effect)` gives it back."""
+    """Return the effect that a string describes; `str(effect)` gives the string back.
+
+    Args:
+        text: Names of effects with their parameters, joined by `*`. A number may be a fraction such as `1/3`, or `inf`.
+            Case does not matter in names.
+
+    Example:
+        >>> ml.effect("emphasis(s=20, c=2.5)")
+        Emphasis(s=20.0, c=2.5)
+        >>> ml.effect("margin(m1=0.4) * attenuation(alpha=1, kind=II)").factors[1]
+        Attenuation(alpha=1.0, kind='II')
+    """
     if not isinstance(text, str):
         raise TypeError(f"effect must be a string such as 'emphasis(s=20)', not {quoted(text)}")
     if len(text) > _LONGEST:
@@ -92,12 +102,12 @@ def _value(node: ast.expr, what: str, text: str) -> float | str:
 
 
 def _source(node: ast.expr, text: str) -> str:
-    """Return what `text` has in the node's place, as an error quotes it."""
+    """Return the part of `text` that a node was read from, as an error quotes it."""
     return quoted(ast.get_source_segment(text.strip(), node))
 
 
 def _takes_words(effect: type[Any], name: str) -> bool:
-    """By its default, or its type where it has none."""
+    """True if a parameter is a word: by its default, or by its type if it has no default."""
     if hasattr(effect, name):
         return isinstance(getattr(effect, name), str)
     kind = get_type_hints(effect)[name]

@@ -1,6 +1,6 @@
-"""Numbers that an effect is made of: floats, or 0-d tensors that a schedule may change between steps.
+"""Parameters of an effect: floats, or 0-d tensors that a schedule may change between steps.
 
-Also how a number, a tensor, a choice or a name is checked, and what an error says of it.
+Also the checks of numbers, tensors, choices and names, and how an error quotes them.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 Number: TypeAlias = float | Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Of embeddings, and of tensors that stand for a number."""
+"""Allowed for embeddings, and for tensors in place of a number."""
 TAUS = (1e-6, 1e6)
-"""Smallest and largest tau: below, rounding errors of float32 logits are larger than 1."""
+"""Smallest and largest tau: below the smallest, rounding errors of float32 logits exceed 1."""
 SCALES = (0.0, 1e6)
 """Smallest and largest s, also of the product of all s in a composition: s / tau is at most 1e12, far from 1e38."""
 SHIFTS = (-1e6, 1e6)
 """Smallest and largest m2: |m2| / tau is at most 1e12."""
 CURVES = (1e-9, 1e9)
-"""Smallest and largest c, but for infinity: log(gamma) divides by c, and log(theta / pi) is multiplied by it."""
+"""Smallest and largest finite c: log(gamma) is divided by c, and log(theta / pi) multiplied by it."""
 _LONGEST = 80
 """An error quotes at most this many characters of a value."""
 
 
 def like(x: Number, row: Tensor) -> Number:
-    """The parameter in the dtype that rows are computed in: log 20 in bfloat16 is off in the third digit."""
+    """Return the parameter in the dtype of the rows, because log 20 in bfloat16 is wrong in the third digit."""
     return x.to(row.dtype) if isinstance(x, Tensor) else x
 
 
 def log(x: Number) -> Number:
-    """Natural logarithm; that of 0 is -inf."""
+    """Return the natural logarithm of a parameter; -inf for 0."""
     if isinstance(x, Tensor):
         return x.log()
     return math.log(x) if x > 0.0 else -math.inf
 
 
 def cos(x: Number) -> Number:
-    """Cosine of a parameter."""
+    """Return the cosine of a parameter."""
     return x.cos() if isinstance(x, Tensor) else math.cos(x)
 
 
 def sin(x: Number) -> Number:
-    """Sine of a parameter."""
+    """Return the sine of a parameter."""
     return x.sin() if isinstance(x, Tensor) else math.sin(x)
 
 
 def as_float(x: Number) -> float:
-    """The number as it is now; waits for the device if it is a tensor on one."""
+    """Return the present value of a parameter; for a tensor on a device, wait for the device."""
     return float(x.detach()) if isinstance(x, Tensor) else x
 
 
 def readable(x: Tensor) -> bool:
-    """Return True if reading x is possible and costs no wait: not on a device, compiled, batched, traced or fake."""
+    """Return True if x can be read without a wait: on the CPU, and neither compiled, batched, traced nor fake."""
     return (
         x.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -71,7 +71,7 @@ def readable(x: Tensor) -> bool:
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Also under a transform that takes its gradient."""
+    """Return True if x is batched by vmap, also inside a transform that takes gradients."""
     functorch = torch._C._functorch
     while functorch.is_gradtrackingtensor(x):
         x = functorch.get_unwrapped(x)
@@ -87,9 +87,9 @@ def is_fake(x: Tensor) -> bool:
 
 
 def valueless(x: Tensor) -> str:
-    """Return why x has no value to read, or ""."""
+    """Return why x has no value to read, or "" if it has one."""
     if torch.compiler.is_compiling():
-        return ""  # the compiler breaks its graph to read one
+        return ""  # because the compiler breaks its graph to read a value
     if x.device.type == "meta":
         return "is on the meta device"
     if _is_batched(x):
@@ -101,7 +101,7 @@ def valueless(x: Tensor) -> str:
 
 
 def check_values(name: str, x: Tensor) -> None:
-    """Raise a ValueError if `check=True` asks for values that x does not have."""
+    """Raise a ValueError if x has no values for `check=True` to look at."""
     if why := valueless(x):
         raise ValueError(f"{name} {why}, so check=True has no values to look at; leave check=True out")
 
@@ -124,21 +124,21 @@ def shortest(x: Number) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as an error quotes it: one short line, whatever the value is."""
+    """Return a value as one short line for an error."""
     try:
         text = f"a {form(value)}" if isinstance(value, Tensor) else " ".join(repr(value).split())
-    except Exception:  # it is a stranger's object, and its type says enough
+    except Exception:  # because the repr of a foreign object may raise anything
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def form(x: Tensor) -> str:
-    """Return dtype and shape of a tensor as an error names them."""
+    """Return dtype and shape of a tensor for an error."""
     return f"{x.dtype} tensor of shape {tuple(x.shape)}"
 
 
 def plain_number(name: str, value: Real, allowed: str) -> float:
-    """Return a number that is no tensor as a float; raise a ValueError if it is beyond all floats."""
+    """Return a plain number as a float; raise a ValueError if it exceeds the largest float."""
     if isinstance(value, float):
         return float(value)
     try:
@@ -148,7 +148,7 @@ def plain_number(name: str, value: Real, allowed: str) -> float:
 
 
 def check_range(name: str, value: Number, bounds: tuple[float, float], allowed: str) -> None:
-    """Raise a ValueError unless a number is within its bounds; a tensor's rounding to its dtype is forgiven."""
+    """Raise a ValueError unless a number is within its bounds; a tensor may exceed them by its rounding error."""
     number, (low, high) = as_float(value), bounds
     if isinstance(value, Tensor):
         low, high = _reach(low, -1, value.dtype), _reach(high, 1, value.dtype)
@@ -159,12 +159,12 @@ def check_range(name: str, value: Number, bounds: tuple[float, float], allowed: 
 
 
 def span(bounds: tuple[float, float]) -> str:
-    """Return bounds as an error names them."""
+    """Return bounds for an error."""
     return f"from {bounds[0]:g} to {bounds[1]:g}"
 
 
 def _reach(bound: float, sign: int, dtype: torch.dtype) -> float:
-    """Return where a bound may be rounded to: pi in float32 is larger than pi. Whole numbers stay as they are."""
+    """Return a bound after rounding to a dtype, because pi in float32 exceeds pi; whole numbers stay exact."""
     return bound if bound == round(bound) else bound + sign * abs(bound) * torch.finfo(dtype).eps
 
 
@@ -177,9 +177,17 @@ def check_number(
     endless: bool = False,
     learns: bool = False,
 ) -> None:
-    """Raise unless a parameter is a number within its bounds, or infinity if `endless`; make a plain number a float.
+    """Raise unless a parameter is a number within its bounds; convert a plain number to a float.
 
-    A 0-d tensor stays, and its value is checked where that is free.
+    A 0-d tensor stays a tensor. Its value is checked only if that costs no wait.
+
+    Args:
+        effect: The effect that has the parameter.
+        name: The parameter's name.
+        bounds: Smallest and largest value.
+        allowed: The bounds in words, for errors.
+        endless: True if infinity is allowed too.
+        learns: True if a tensor that requires a gradient is allowed.
     """
     value = getattr(effect, name)
     where = f"{type(effect).__name__}: {name}"
@@ -201,7 +209,7 @@ def check_number(
 
 
 def hint(name: str, names: Iterable[str]) -> str:
-    """The name that was probably meant, or all there are."""
+    """Return a hint that names the closest match, or all names if none is close."""
     close = get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 

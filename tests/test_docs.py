@@ -2,20 +2,25 @@
 
 import ast
 import contextlib
+import doctest
 import importlib.util
+import inspect
 import io
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import marginlens as ml
 from marginlens.cli import COMMANDS, main
 from marginlens.data import shapes, sources, store
 from marginlens.data.prepare import prepare
 from marginlens.effects import EFFECTS
+from marginlens.lens import theory
 from tests.catalogue import SINGLE, close, random
 
 ROOT = Path(__file__).parents[1]
@@ -54,15 +59,26 @@ def walk(tree, prefix=""):
                 yield from walk(node, f"{prefix}{node.name}.")
 
 
+def page_of(name):
+    """The page of that name, in whatever section it is."""
+    (path,) = (ROOT / "docs").rglob(name)
+    return path
+
+
+def blocks_of(name):
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page_of(name).read_text(), flags=re.S)
+
+
 def table(page, columns):
-    lines = [x for x in (ROOT / "docs" / page).read_text().splitlines() if x.startswith("| ")]
+    lines = [x for x in page_of(page).read_text().splitlines() if x.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if len(row) == columns]
 
 
 def test_equations_both_ways():
     listed = set()
-    for reference, names, *_ in table("paper/equations.md", 3):
+    for reference, names, *_ in table("equations.md", 3):
         if reference != "in the paper":
             listed |= {(reference, name) for name in re.findall(r"`([\w.]+)`", names)}
     assert listed == set(homes())
@@ -76,16 +92,16 @@ def test_every_numbered_thing_of_the_paper_has_a_home():
 
 
 def test_the_table_of_what_each_does_has_every_effect():
-    rows = [row[0] for row in table("reference/effects.md", 4) if row[0].startswith("`")]
+    rows = [row[0] for row in table("effects.md", 4) if row[0].startswith("`")]
     assert {name.strip("`").split("(")[0].lower() for name in rows} == set(EFFECTS)
 
 
 def test_the_composition_table_lists_every_pair():
-    pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("reference/effects.md", 2) if " * " in pair}
+    pairs = {tuple(sorted(pair.split(" * "))) for pair, _ in table("effects.md", 2) if " * " in pair}
     assert pairs == {tuple(sorted(p)) for p in itertools.combinations_with_replacement(EFFECTS, 2)}
 
 
-@pytest.mark.parametrize(("pair", "meaning"), [row for row in table("reference/effects.md", 2) if " * " in row[0]])
+@pytest.mark.parametrize(("pair", "meaning"), [row for row in table("effects.md", 2) if " * " in row[0]])
 def test_every_pair_means_what_the_table_says(pair, meaning):
     left, right = ([str(e) for e in SINGLE if type(e).__name__.lower() == name] for name in pair.split(" * "))
     for a, b in {*itertools.product(left, right), *itertools.product(right, left)}:
@@ -111,7 +127,7 @@ def test_the_benchmarks_page_is_what_was_measured():
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "developing" / "benchmarks.md").read_text() == module.page()
+    assert page_of("benchmarks.md").read_text() == module.page()
 
 
 def test_the_readme_runs():
@@ -141,7 +157,7 @@ def test_a_data_set_is_added_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(sources, "SOURCES", sources.SOURCES.copy())
     monkeypatch.setattr("marginlens.data.prepare.SOURCES", sources.SOURCES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "developing" / "adding.md").read_text(), flags=re.S)
+    (block,) = blocks_of("adding.md")
     exec(block, {})
     images, labels = shapes.draw(6)
     (tmp_path / "mine").mkdir()
@@ -156,9 +172,58 @@ def test_the_laboratory_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MARGINLENS_DATA", str(tmp_path / "data"))
     few = {split: [store.Batch(*shapes.draw(count, split))] for split, count in (("train", 512), ("test", 64))}
     store.write("shapes", few, shapes.CLASSES)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "training.md").read_text(), flags=re.S)
+    (block,) = blocks_of("training.md")
     exec(block, {})
     assert re.fullmatch(r"[\d.]+ [\d.]+\n", capsys.readouterr().out)
+
+
+def test_a_store_is_read_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (kept,) = (ROOT / "tests" / "fixtures" / "run-0.1").glob("mocov3-*")
+    shutil.copytree(kept, tmp_path / "runs" / kept.name)
+    (block,) = blocks_of("run-folder.md")
+    exec(block, {})
+    assert kept.name in capsys.readouterr().out
+    assert (tmp_path / "home" / kept.name / "config.json").read_bytes() == (kept / "config.json").read_bytes()
+
+
+def test_the_first_page_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), flags=re.S)
+    names = {}
+    exec(block, names)
+    assert names["q"].grad.isfinite().all()
+
+
+def examples():
+    """Examples in the docstrings of public names, and of the theory."""
+    names = {"ml": ml, "torch": torch}
+    for name in ml.__all__:
+        yield from doctest.DocTestFinder(recurse=False).find(getattr(ml, name), name, globs=names)
+    yield from doctest.DocTestFinder().find(theory, globs=names)
+
+
+@pytest.mark.parametrize("example", [example for example in examples() if example.examples], ids=lambda x: x.name)
+def test_examples_in_docstrings(example):
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["info_nce", "nt_xent", "positive_only", "rows", "InfoNCE", "NTXent", "effect", *map(str.capitalize, EFFECTS)],
+)
+def test_every_argument_of_a_loss_and_of_an_effect_is_explained(name):
+    public = getattr(ml, name)
+    said = re.findall(r"^ +(\w+): \S", public.__doc__.partition("Args:\n")[2].partition("\n\n")[0], flags=re.M)
+    assert said == list(inspect.signature(public).parameters)
+
+
+def test_class_labels_as_positives_are_row_indices():
+    """As the reference of info_nce says of this trap: the label names a row of k, whatever that row shows."""
+    q, k, labels = random(4, 3, seed=0), random(6, 3, seed=1), torch.tensor([2, 0, 2, 5])
+    cosines = torch.nn.functional.cosine_similarity(q, k[labels])
+    close(ml.rows(q, k, positives=labels).c, cosines, 1e-12)
+    with pytest.raises(ValueError, match="positives"):
+        ml.info_nce(q, k, positives=labels + 1)
 
 
 def test_public_names():

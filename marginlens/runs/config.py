@@ -100,45 +100,51 @@ class Pretrain(Settings):
         description="A data set (marginlens data list), or a folder of images, which is prepared first. A name that "
         "both have is the data set's: write ./NAME for the folder.",
     )
-    effect: str = Field("plain", description="Effect of the loss, e.g. 'emphasis(s=5) * ratio(m1=0.4)'.")
+    effect: str = Field("plain", description="Effect of the loss, such as 'emphasis(s=5) * ratio(m1=0.4)'.")
     epochs: int = Field(200, ge=1, description="Passes over the training images.")
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of weights, order and views.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of initial weights, image order and views.")
     encoder: str = Field("resnet18", description="tiny, resnet18, resnet34 or resnet50.")
-    stem: str = Field("auto", description="small, small-pool, imagenet, or auto: what suits the image size.")
+    stem: str = Field("auto", description="First layers: small, small-pool or imagenet; auto chooses by image size.")
     size: Size = Field(32, description="Side of the views in pixels; of a folder of images, 0: what suits them.")
-    split: str = Field("train", description="Images to learn from; several splits are joined by +.")
-    limit: int = Field(0, ge=0, description="Learn from the first so many images only; 0: from all.")
-    weights: str = Field("", description="Start from these backbone weights (safetensors, torchvision's names).")
-    tau: float = Field(0.25, ge=1e-4, description="Temperature.")
-    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator.")
-    hidden: int = Field(2048, ge=1, description="Width of projector and predictor.")
+    split: str = Field("train", description="Split to learn from; join several by +, as in train+unlabeled.")
+    limit: int = Field(0, ge=0, description="Number of images to learn from, the first ones of the split; 0: all.")
+    weights: str = Field("", description="File of backbone weights to start from (safetensors, torchvision's names).")
+    tau: float = Field(0.25, ge=1e-4, description="Temperature of the loss: cosines are divided by it.")
+    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator; 1 is InfoNCE.")
+    hidden: int = Field(2048, ge=1, description="Hidden width of projector and predictor.")
     out: int = Field(128, ge=1, description="Dimension of the embeddings.")
-    last_bn: bool = Field(False, description="End the projector in a batch norm without affine parameters.")
-    bias: bool = Field(True, description="Biases in the linear layers of the heads.")
-    predictor_bn: bool = Field(False, description="End the predictor in such a batch norm too (mocov3, byol).")
+    last_bn: bool = Field(False, description="End the projector with a batch norm without affine parameters.")
+    bias: bool = Field(True, description="Give the linear layers of projector and predictor biases.")
+    predictor_bn: bool = Field(False, description="End the predictor with such a batch norm (mocov3, byol).")
     bn_splits: int = Field(
         1,
         ge=1,
-        description="Parts of a batch that the backbone's batch norms see one at a time; "
-        "not given, mocov3: of 64 images, where such parts fill the batch.",
+        description="Number of parts that the backbone's batch norms split a batch into; "
+        "mocov3's default makes parts of 64 images if the batch is a multiple of 64.",
     )
-    symmetric: bool = Field(False, description="Add the loss with the two views exchanged (mocov3, byol).")
+    symmetric: bool = Field(False, description="Add the loss with the two views swapped (mocov3, byol).")
     two_tau: bool = Field(False, description="Multiply the loss by 2 tau, as the official MoCo v3 does.")
-    ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher (mocov3, byol).")
+    ema: float = Field(0.99, ge=0, le=1, description="Momentum of the teacher's moving average (mocov3, byol).")
     ema_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="Keep the teacher's momentum, or raise it to 1 by a cosine."
+        "constant", description="Keep the teacher's momentum constant, or raise it to 1 along a cosine."
     )
-    batch: int = Field(256, ge=2, description="Images in a batch; a last partial batch is left out.")
-    lr: float = Field(0.06, ge=0, description="Learning rate after the warm-up; a cosine takes it to 0.")
+    batch: int = Field(256, ge=2, description="Images per batch; a last partial batch is dropped.")
+    lr: float = Field(0.06, ge=0, description="Learning rate after the warm-up; it falls to 0 along a cosine.")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum.")
-    weight_decay: float = Field(5e-4, ge=0, description="Weight decay.")
-    decay_all: bool = Field(True, description="Decay all parameters; otherwise none of norms and biases.")
-    warmup: int = Field(5, ge=0, description="Epochs of linear warm-up; not given: at most a quarter of the epochs.")
-    clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this; 0: not.")
-    crop_scale: Scale = Field((0.2, 1.0), description="Share of the area in a crop of either view.")
-    weak_crop: Literal["resized", "padded"] = Field("resized", description="The weak view's crop.")
-    blur: float = Field(0.5, ge=0, le=1, description="Probability of blur in the strong view.")
-    amp: Amp = Field("auto", description="Half precision on CUDA; auto: bf16, or fp16 where bf16 is only emulated.")
+    weight_decay: float = Field(5e-4, ge=0, description="Weight decay of SGD.")
+    decay_all: bool = Field(True, description="Decay all parameters; without it, spare norms and biases.")
+    warmup: int = Field(
+        5, ge=0, description="Epochs of linear warm-up; the default is at most a quarter of the epochs."
+    )
+    clip: float = Field(0.0, ge=0, description="Clip the gradient's norm to this value; 0: do not clip.")
+    crop_scale: Scale = Field(
+        (0.2, 1.0), description="Smallest and largest share of the image in a crop, for both views."
+    )
+    weak_crop: Literal["resized", "padded"] = Field(
+        "resized", description="Crop of the weak view: a random resized crop, or a padded one."
+    )
+    blur: float = Field(0.5, ge=0, le=1, description="Probability of blurring the strong view.")
+    amp: Amp = Field("auto", description="Half precision on a GPU; auto: bf16, or fp16 if the GPU only emulates bf16.")
 
     @model_validator(mode="before")
     @classmethod

@@ -148,6 +148,15 @@ def test_figures():
         theory.figure_1(steps=0)
 
 
+@pytest.mark.parametrize("tau", [0.07, 0.05, 0.04])
+def test_no_digit_is_lost_where_the_margin_leaves_little(tau):
+    """The ratio is down to 1e-22 there, and 1 - q would round to 0."""
+    theta, q = torch.tensor([2.5, 3.0, 3.1], dtype=torch.float64), 0.5
+    close(theory.ratio(theta, q, 3.1, tau=tau), theory.sum_ratio(theta, q, 3.1, tau=tau), 1e-12)
+    got = theory.multipliers(Margin(m1=3.1), theta, q, tau)
+    close(got.positive, theory.angular_factor(theta, 3.1) * got.negative, 1e-12)
+
+
 def test_finite_at_the_edges():
     theta = torch.tensor([3.0, 1.0])
     close(theory.probability(theta, 0.5, 3.1, tau=0.01), torch.tensor([1.0, 0.0]), 1e-6)
