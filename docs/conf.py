@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(DOCS)]  # because an installed marginlens may be 
 import generate  # noqa: E402
 
 from marginlens import __version__  # noqa: E402
+from marginlens.lens.page import page  # noqa: E402
 
 project = "marginlens"
 author = "The marginlens contributors"
@@ -141,6 +142,12 @@ def _escaped(line: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"[*|]|_(?=\W|$)", r"\\\g<0>", part) for part in parts)
 
 
+def write_lens(app: Sphinx, error: Exception | None) -> None:
+    """Write the lens's page, which a guide embeds."""
+    if error is None and app.builder.format == "html":
+        (Path(app.outdir) / "lens.html").write_text(page())
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register our links, our docstrings and our markers."""
     app.add_transform(OutsideLinks)
@@ -148,4 +155,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", restore, priority=600)
     app.connect("doctree-read", colons)
     app.connect("source-read", fill)
+    app.connect("build-finished", write_lens)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from marginlens.lens import theory
-from marginlens.lens.figures import Drawing
+from marginlens.lens.figures import CAPTIONS, Drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,11 +199,10 @@ CLAIMS: dict[str, Claim] = {
 def page() -> str:
     """Return a Markdown page of all claims: what the paper says, whether it holds, and the picture."""
     parts = [
-        "<!-- marginlens lens -->",
         "# Claims of the paper, checked",
         "",
         "Which claims about margins hold? Each verdict below is computed, and `marginlens lens figures OUT` draws the",
-        "pictures. tau is 0.25 unless the picture says otherwise.",
+        "pictures. tau is 0.25 unless the picture says otherwise. The paper's figures of theory come last.",
         "",
         "| claim | where | holds |",
         "|---|---|---|",
@@ -216,4 +215,7 @@ def page() -> str:
         holds, said = checked[name]
         parts += ["", f"## {claim.text}", "", f"{claim.where}: {'it holds' if holds else 'it does not hold'}. {said}"]
         parts += ["", f"![{claim.text}](claim-{name}.svg)"]
+    parts += ["", "## The paper's figures"]
+    for name, caption in CAPTIONS.items():
+        parts += ["", f"![{name}]({name}.png)", "", caption]
     return "\n".join(parts) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,7 +23,7 @@ MARKS = {
     "png": "[^P]PNG.{4,60}tEXtSoftware\0marginlens",
     "svg": "<\\?xml.{0,400}<title>marginlens",
     "pdf": "%PDF-",
-    "md": "<!-- marginlens lens -->",
+    "md": "# Claims of the paper, checked\n",
 }
 """How a file begins that we wrote. A stranger's is never replaced."""
 FIG8_M1, FIG8_TAU = (0.2, 0.4, 0.8, 1.6, 3.1), (0.1, 0.25, 1.0)
@@ -70,6 +71,12 @@ def drawn(drawing: Drawing, name: str, kind: str) -> bytes:
         draw(figure)
         figure.savefig(file, format=kind, metadata=facts[kind])
     return file.getvalue()
+
+
+def inline(name: str) -> str:
+    """Return a figure as an SVG element for a page. Its ids begin with its name, because ids are unique in a page."""
+    text = drawn(FIGURES[name], name, "svg").decode()
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
 
 
 def draw_map(axes: Axes, found: theory.Map, title: str, *, weight: bool, label: str) -> None:

@@ -9,12 +9,13 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marginlens import evals
+from marginlens.lens import figures as theory
 from marginlens.output import counted
 from marginlens.report import render
 from marginlens.report.figures import figure
@@ -24,13 +25,19 @@ from marginlens.report.rates import rates_figure, rates_grid
 from marginlens.report.tables import cells_grid, settings_grid
 from marginlens.runs.config import Pretrain
 from marginlens.runs.query import apart, spelled
-from marginlens.runs.records import Epoch, Evaluation
+from marginlens.runs.records import Epoch, Evaluation, Look
 from marginlens.runs.run import Run
 from marginlens.runs.seeds import by_setting
 
 POINTS = 200
 """The most points of a curve, evenly chosen, the last one among them."""
 CURVES = ("loss", "knn", "lr", "spread", "embedding_spread")
+LENS_CURVES: dict[str, Callable[[Look], float | None]] = {
+    "lens_angle": lambda look: math.degrees(look.get("angle", math.nan)),
+    "lens_pull": lambda look: (look.get("pull") or {}).get("positive"),
+    "lens_rank": lambda look: (look.get("features") or {}).get("rank"),
+}
+"""Curves of what a lens saw, for runs that were made with `--lens`."""
 SHOWN = 8
 """The number of settings whose curves are drawn at first: one for each colour."""
 _NUMBERS = ("published", "ours", "difference", GAIN, "seeds")
@@ -139,6 +146,8 @@ def _table(gathered: Gathered, key: str) -> Part:
     """Return a table of the paper, or a figure with its points."""
     table, lines = gathered.tables[key], gathered.shown[key]
     drawn = figure(table, gathered.lines[key], published=True) if table.kind == "figure" else ""
+    if key in theory.FIGURES:  # a map of an equation needs no run
+        drawn = f"<figure>{theory.inline(key)}<figcaption>{theory.CAPTIONS[key]}</figcaption></figure>"
     return Part(paper_grid(table, lines), [("", drawn)] if drawn else [])
 
 
@@ -181,21 +190,24 @@ def _curves(gathered: Gathered) -> dict[str, list[Any]]:
             for i, (name, group) in enumerate(zip(names, groups, strict=True))
         ],
         "runs": [
-            {"key": run.key, "seed": run.settings.seed, "setting": i, **_curve(run.metrics)}
+            {"key": run.key, "seed": run.settings.seed, "setting": i, **_curve(run.metrics, run.looks)}
             for i, group in enumerate(groups)
             for run in group
         ],
     }
 
 
-def _curve(metrics: Sequence[Epoch]) -> dict[str, list[Any]]:
-    """Return the curves of a run over its epochs."""
+def _curve(metrics: Sequence[Epoch], looks: Sequence[Look] = ()) -> dict[str, list[Any]]:
+    """Return the curves of a run over its epochs, and of what a lens saw."""
     if len(metrics) > POINTS:
         picked = {round(i * (len(metrics) - 1) / (POINTS - 1)) for i in range(POINTS)}
         rare = sum("knn" in line for line in metrics) <= POINTS
         # epochs with nearest neighbours stay, unless nearly all have them
         metrics = [line for i, line in enumerate(metrics) if i in picked or (rare and "knn" in line)]
     curves = {name: [_short(line.get(name)) for line in metrics] for name in CURVES}
+    seen = {look.epoch: look for look in looks}
+    for name, number in LENS_CURVES.items():
+        curves[name] = [_short(number(seen[line.epoch])) if line.epoch in seen else None for line in metrics]
     shown = {name: values for name, values in curves.items() if any(x is not None for x in values)}
     return {"epoch": [line.epoch for line in metrics]} | shown
 

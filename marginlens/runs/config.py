@@ -110,7 +110,7 @@ class Pretrain(Settings):
     limit: int = Field(0, ge=0, description="Number of images to learn from, the first ones of the split; 0: all.")
     weights: str = Field("", description="File of backbone weights to start from (safetensors, torchvision's names).")
     tau: float = Field(0.25, ge=1e-4, description="Temperature of the loss: cosines are divided by it.")
-    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator; 1 is InfoNCE.")
+    beta: float = Field(1.0, ge=0, le=1, description="Weight of the loss's denominator; InfoNCE has 1.")
     hidden: int = Field(2048, ge=1, description="Hidden width of projector and predictor.")
     out: int = Field(128, ge=1, description="Dimension of the embeddings.")
     last_bn: bool = Field(False, description="End the projector with a batch norm without affine parameters.")

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_verdicts(drawn):
     assert page.count("| no |") == 3
     assert "0.97, 0.94, 0.87, 0.75, 0.51" in page  # 1 - m1 / (2 pi)
     assert [round(1 - m1 / (2 * math.pi), 2) for m1 in claims.M1] == [0.97, 0.94, 0.87, 0.75, 0.51]
-    for image in re.findall(r"\((claim-.*?)\)", page):
+    for image in re.findall(r"\]\(([\w-]+\.\w+)\)", page):
         assert (drawn / image).is_file()
 
 
@@ -91,3 +92,11 @@ def test_a_file_is_no_folder(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["lens", "figures", str(tmp_path / "x")])
     assert "is a file" in capsys.readouterr().err
+
+
+def test_the_page_of_the_documents_is_what_is_computed():
+    """The page and its pictures are written anew by `marginlens lens figures`."""
+    docs = Path(__file__).parents[2] / "docs" / "paper"
+    assert (docs / "claims.md").read_text() == claims.page(), "run: marginlens lens figures OUT, and copy its claims.md"
+    for image in re.findall(r"\]\(([\w-]+\.\w+)\)", claims.page()):
+        assert (docs / image).is_file()

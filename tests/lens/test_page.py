@@ -115,7 +115,7 @@ def test_a_run_without_a_record_says_how_to_make_one(refused, tmp_path):
     assert "marginlens pretrain ... --lens 50" in said
     assert "does not exist" in refused("lens.html", "--run", "nowhere")
     write_lens(path, steps=0)
-    assert "no row" in refused("lens.html", "--run", path)
+    assert "--lens 50" in refused("lens.html", "--run", path)
 
 
 def damage(name):

@@ -264,3 +264,29 @@ def test_curves_are_of_every_run_and_named_by_what_differs(tmp_path):
         (setting, seed, [1, 2, 3, 4]) for setting in (0, 1) for seed in (0, 1)
     ]
     assert re.findall(r"</svg>(.*?) <small>", text) == ["by the recipe", "lr=0.1"]
+
+
+def test_a_run_with_a_lens_has_its_curves(tmp_path):
+    path = write_run(tmp_path / "runs", data="shapes", epochs=2)
+    line = {"rows": 4, "joint": {"theta": [0.0, 3.0], "q": [0.0, 1.0], "counts": [[4]]}}
+    seen = [{"epoch": 2, "step": 8, **line, "angle": 0.5, "pull": {"positive": 0.6}, "features": {"rank": 7.0}}]
+    (path / "lens.jsonl").write_text("".join(json.dumps(x) + "\n" for x in seen))
+    (tmp_path / "other").mkdir()
+    write_run(tmp_path / "runs", data="shapes", epochs=2, seed=1)
+    cli.main(["report", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "report")])
+    text = (tmp_path / "report" / "report.html").read_text()
+    runs = json.loads(re.search(r'id="curve-data">(.*?)</script>', text, re.S)[1])
+    (with_lens,) = (run for run in runs if "lens_angle" in run)
+    assert with_lens["lens_angle"] == [None, 28.648]
+    assert (with_lens["lens_pull"], with_lens["lens_rank"]) == ([None, 0.6], [None, 7.0])
+    assert with_lens["seed"] == 0
+
+
+def test_maps_of_the_theory_are_drawn_where_no_run_belongs(tmp_path):
+    write_run(tmp_path / "runs", data="shapes", epochs=2)
+    cli.main(["report", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--paper"])
+    text = (tmp_path / "report" / "report.html").read_text()
+    assert text.count("<figcaption>Fig. ") == 3
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert {"fig1-", "fig2-", "fig8-"} <= {name[:5] for name in ids}

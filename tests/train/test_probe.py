@@ -377,7 +377,7 @@ def test_data_that_changed_are_not_probed(tmp_path, monkeypatch, prepared):
     write(images)
     run = ml.pretrain(settings(data="fickle", limit=0, epochs=1), runs=tmp_path, quiet=True)
     write(255 - images)
-    with pytest.raises(ValueError, match="its content has changed since"):
+    with pytest.raises(ValueError, match="the content of fickle has changed since"):
         ml.probe(run)
 
 

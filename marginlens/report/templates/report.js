@@ -109,7 +109,8 @@ function draw(){
     .map(r=>({run:r,rank:rank.get(r.setting),about:about(r.setting)}));
   at.classList.toggle("many",shown.length>8);
   const made=[["loss","loss"],["kNN, top-1 in %","knn"],["learning rate","lr"],["spread of the features","spread"],
-    ["spread of the embeddings","embedding_spread"]].map(p=>plot(p[0],p[1],shown)).filter(Boolean);
+    ["spread of the embeddings","embedding_spread"],["angle of the positives in degrees","lens_angle"],
+    ["share of the pull from the positive","lens_pull"],["effective rank of the features","lens_rank"]].map(p=>plot(p[0],p[1],shown)).filter(Boolean);
   at.replaceChildren(...made);
   if(!made.length)at.textContent="Choose a setting above.";
 }
