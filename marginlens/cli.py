@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType, UnionType
-from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+from types import FrameType
+from typing import Annotated, Any, NoReturn, get_origin, get_type_hints
 
 from marginlens import evals, output
 
@@ -224,22 +224,16 @@ def _read(name: str, bound: Callable[..., Any], options: list[str]) -> Callable[
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return a function's types, so that help shows `Path | None` as PATH, and an empty default as none."""
+    """Return a function's types, so that help says "none" and "no" of defaults as it does of settings."""
     from tyro.conf import arg
 
     found, plain = get_type_hints(function, include_extras=True), get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
-        shown: dict[str, Any] = {}
-        kind = plain[name]
-        if isinstance(kind, UnionType) and len(kind.__args__) == 2 and kind.__args__[1] is type(None):
-            parts = get_args(kind.__args__[0]) or kind.__args__[:1]
-            shown["metavar"] = " ".join(part.__name__.upper() for part in parts)
-        several = get_origin(kind) is tuple and parameter.kind is not parameter.KEYWORD_ONLY
+        several = get_origin(plain[name]) is tuple and parameter.kind is not parameter.KEYWORD_ONLY
         if parameter.default is None or parameter.default == () or several:
-            shown["help_behavior_hint"] = "(default: none)"
+            found[name] = Annotated[found[name], arg(help_behavior_hint="(default: none)")]
         elif parameter.default is False:
-            shown["help_behavior_hint"] = "(default: no)"
-        found[name] = Annotated[found[name], arg(**shown)] if shown else found[name]
+            found[name] = Annotated[found[name], arg(help_behavior_hint="(default: no)")]
     return found
 
 
