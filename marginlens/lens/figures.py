@@ -76,6 +76,7 @@ def drawn(drawing: Drawing, name: str, kind: str) -> bytes:
 def inline(name: str) -> str:
     """Return a figure as an SVG element for a page. Its ids begin with its name, because ids are unique in a page."""
     text = drawn(FIGURES[name], name, "svg").decode()
+    text = re.sub(r' id="image\w*"', "", text)  # because two equal images have one id
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
 
 

@@ -120,8 +120,9 @@ class Gathered:
         return sum(one.diverged for run in self.runs for one in run.evaluations)
 
     def _whole(self, key: str) -> bool:
-        """True if a table is shown with every row; of a figure the paper prints no numbers."""
-        return self.paper and self.tables[key].kind != "figure"
+        """True if a table is shown with every row. A figure is too if it is a map of an equation, without points."""
+        table = self.tables[key]
+        return self.paper and (table.kind != "figure" or not table.cells)
 
 
 def cells_of(lines: Iterable[Line]) -> int:

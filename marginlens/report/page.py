@@ -91,7 +91,7 @@ def page(gathered: Gathered, stores: Iterable[str]) -> str:
     rates, looks, cells = rates_grid(gathered), looks_grid(gathered), cells_grid(gathered)
     states = Counter(run.state for run in gathered.runs)
     every = {key: _table(gathered, key) for key in gathered.shown}
-    tables = {key: part for key, part in every.items() if part.grid.rows}
+    tables = {key: part for key, part in every.items() if part.grid.rows or part.drawings}
     places = _places(gathered, tables)
     return render(
         "report.html.j2",

@@ -485,6 +485,9 @@ def test_every_slider_changes_the_loss(show, key):
     before = get(browser, "#now").text
     slider = get(browser, f"input[data-key='{key}']")
     slider.send_keys(*[Keys.ARROW_LEFT if down else Keys.ARROW_RIGHT] * (2 if key == "emphasis.s" else 1))
+    end = time.monotonic() + 5.0
+    while SLIDERS[key] not in code(browser) and time.monotonic() < end:  # keys arrive one after another
+        time.sleep(0.05)
     assert SLIDERS[key] in code(browser)
     if key == "copies":
         slider.send_keys(Keys.END)
