@@ -94,7 +94,7 @@ class Shown:
     places: dict[str, NDArray[np.float32]]
     """Where the map has test images of each kind, (n, 2); only who is near whom means anything."""
     rows: Rows
-    """What the loss would see of the test images."""
+    """Rows of the loss on two views of the test images."""
     norm: float
     """The mean norm of their features."""
 
@@ -412,4 +412,4 @@ DRAWINGS: dict[str, tuple[Draw, tuple[float, float]]] = {
     "weights": (_draw_weights, (6.4, 3.2)),
     "maps": (_draw_maps, (9.6, 3.3)),
 }
-"""What draws each part of the page, and its size in inches."""
+"""A function that draws each part of the page, and its size in inches."""

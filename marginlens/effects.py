@@ -77,7 +77,7 @@ class LogWeights(NamedTuple):
 
 
 class Effect(Protocol):
-    """What a class needs to be an effect."""
+    """Facts and functions that make a class an effect."""
 
     @property
     def angular(self) -> bool:

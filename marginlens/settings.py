@@ -42,7 +42,7 @@ _SYNONYMS = {
     "weights": "pretrained checkpoint ckpt init",
     "workers": "num_workers n_workers threads j",
 }
-"""What other packages call our settings and options."""
+"""Names of our settings and options in other packages."""
 _PLACES = "output output_dir out_dir outdir output_path save_dir save_path log_dir logdir results_dir o"
 _WIDTHS = "dim embed_dim embedding_dim proj_dim projection_dim out_dim feature_dim"
 

@@ -114,7 +114,7 @@ def test_it_shows_what_was_measured(made, capsys):
 
 
 def test_its_seeds_are_those_of_the_records():
-    """What the package shows is the summary of the sweep, and the choice is the protocol's."""
+    """The package shows the summary of the sweep, and the choice is the protocol's."""
     spec = importlib.util.spec_from_file_location("demo_effects", ROOT / "benchmarks" / "demo_effects.py")
     sweep = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sweep)

@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 def expected(seen):
-    """What a lens reads that looks at these batches by hand."""
+    """Return the numbers of a lens that looks at these batches by hand."""
     lens = ml.Lens(every=2)
     for x, (q, k) in zip(BATCHES, seen, strict=True):
         lens.observe(q, k, x)
@@ -76,8 +76,8 @@ def test_the_lightning_callback():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_transformers_callback(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="pip install transformers accelerate")
-    pytest.importorskip("accelerate", reason="pip install transformers accelerate")
+    import transformers
+
     callback, model = example("lens_transformers").LensCallback(every=2), Model()
     rows = [{"x": row} for batch in BATCHES for row in batch]
 

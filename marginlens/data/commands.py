@@ -91,7 +91,7 @@ def data_prepare(
         index, skipped = prepare_folder(from_, name, **how, workers=workers)
         notes = index.notes
     elif skip_bad or any(given is not None for given in (as_, mean, std, test_share)):
-        raise DataError(f"--as, --mean, --std, --test-share and --skip-bad are for a folder, and {name} is none")
+        raise DataError(f"--as, --mean, --std, --test-share and --skip-bad are for a folder; {name} is not one")
     else:
         prepare(name, from_)
     facts = describe(name) | {"skipped": skipped, "notes": notes}

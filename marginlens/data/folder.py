@@ -94,7 +94,7 @@ class FolderIndex:
 
 
 class _Seen(NamedTuple):
-    """What was learned by decoding one file; `error` says why it could not be."""
+    """Facts of one decoded file; `error` says why it could not be decoded."""
 
     file: str
     size: tuple[int, int] = (0, 0)

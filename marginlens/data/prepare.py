@@ -97,7 +97,7 @@ def ready(data: str, workers: int = 2) -> Ready:
     """Return the name of the data set that a text stands for; a folder of images is prepared first.
 
     It keeps the name and the settings by which it was prepared before, and is not read again unless its files are
-    others by now. A new one gets its own name, with six digits of its content where another folder has that name.
+    others later. A new one gets its own name, with six digits of its content where another folder has that name.
     """
     path = folder_of(data)
     if path is None:

@@ -24,7 +24,7 @@ CHUNK = 2_000
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source gives a store."""
+    """Splits and classes that a source gives a store."""
 
     splits: dict[str, Iterable[Batch]]
     classes: tuple[str, ...]

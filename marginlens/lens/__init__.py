@@ -1,4 +1,4 @@
-"""What an effect does to gradients: in theory, on given rows, and on a model that trains."""
+"""Show what an effect does to gradients: in theory, on given rows, and on a model that trains."""
 
 from marginlens.lens import theory
 from marginlens.lens.live import Lens

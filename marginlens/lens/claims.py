@@ -1,4 +1,4 @@
-"""What Sec. 4 and the appendix of the paper claim about margins, each checked by numbers and drawn."""
+"""Check the claims of Sec. 4 and the appendix about margins by numbers, and draw each."""
 
 from __future__ import annotations
 
@@ -157,6 +157,52 @@ def _draw_one_ratio(figure: Figure) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
+def _becomes_byol() -> tuple[bool, str]:
+    q = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    pull = 1e6 * theory.gradient(1.0, q, 1.0, TAU)
+    apart = float(pull.max() / pull.min())
+    return apart < 1.01, (
+        f"Three rows at one angle, with probabilities 0.1, 0.5 and 0.9, differ by a factor of {apart:.3g} at any s; in "
+        f"BYOL they are equal. Each row keeps its factor, one minus the probability."
+    )
+
+
+def _draw_becomes_byol(figure: Figure) -> None:
+    axes = figure.subplots()
+    q = torch.linspace(0.0, 0.99, 100, dtype=torch.float64)
+    for s in (1.0, 5.0, 20.0):
+        axes.plot(q, s * theory.gradient(1.0, q, 1.0, TAU), label=f"MoCo, s = {s:g}")
+    axes.axhline(float(theory.gradient(1.0, 0.0, 1.0, TAU)), color="black", ls="--", lw=1, label="BYOL")
+    axes.set(xlabel="probability of the positive", ylabel="pull on the positive, angle 1", yscale="log")
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _as_printed() -> tuple[bool, str]:
+    q = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    eta = theory.eta(1.0, 0.8, 0.0, TAU)
+    right, printed = theory.sum_ratio(1.0, q, 0.8, tau=TAU), _printed(1.0, q, 0.8)
+    with_right_q = float((1.0 / (q * eta + 1.0 - q) / right - 1.0).abs().max())
+    return bool((printed / right - 1.0).abs().max() < 1e-9), (
+        f"With the probability without margins, as in the paper's proof, both sides agree to {with_right_q:.0e}. As "
+        f"printed they are up to {float((printed / right - 1.0).abs().max()):.0%} apart."
+    )
+
+
+def _printed(angle: float, q: torch.Tensor, m1: float) -> torch.Tensor:
+    """Return the right side of Lemma 4.2 with q in the place of q~."""
+    with_margins = theory.probability(angle, q, m1, 0.0, TAU)
+    return 1.0 / (with_margins * theory.eta(angle, m1, 0.0, TAU) + 1.0 - with_margins)
+
+
+def _draw_as_printed(figure: Figure) -> None:
+    axes = figure.subplots()
+    q = torch.linspace(0.01, 0.99, 200, dtype=torch.float64)
+    axes.plot(q, theory.sum_ratio(1.0, q, 0.8, tau=TAU), label="the ratio of sums")
+    axes.plot(q, _printed(1.0, q, 0.8), "--", label="as printed")
+    axes.set(xlabel="probability without margins", ylabel="ratio at angle 1, m1 = 0.8", yscale="log")
+    axes.legend(fontsize=8, frameon=False)
+
+
 _SIZE = (5.2, 3.2)
 CLAIMS: dict[str, Claim] = {
     "peak": Claim(
@@ -192,6 +238,15 @@ CLAIMS: dict[str, Claim] = {
         "The ratio of Sec. 5.4 is the ratio of sums that the pseudo-code computes.",
         _one_ratio,
         (_draw_one_ratio, _SIZE),
+    ),
+    "as-printed": Claim(
+        "Lemma 4.2",
+        "The ratio equals the expression in q that the lemma prints.",
+        _as_printed,
+        (_draw_as_printed, _SIZE),
+    ),
+    "byol": Claim(
+        "Sec. 5.2", "As s grows, the gradient of MoCo becomes that of BYOL.", _becomes_byol, (_draw_becomes_byol, _SIZE)
     ),
 }
 

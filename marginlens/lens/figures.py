@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawing: TypeAlias = "tuple[Callable[[Figure], None], tuple[float, float]]"
-"""What draws a figure, and its size in inches."""
+"""A function that draws a figure, and its size in inches."""
 KINDS = ("png", "svg", "pdf")
 MARKS = {
     "png": "[^P]PNG.{4,60}tEXtSoftware\0marginlens",

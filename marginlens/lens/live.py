@@ -44,7 +44,7 @@ Sums: TypeAlias = dict[str, Tensor]
 
 
 class Lens:
-    """Records what a loss sees of its rows and does to their gradients, at every so-manieth call.
+    """Records what a loss sees of its rows and does to their gradients, at some calls.
 
     Call `observe` after each step, or `observe_rows`, and `read` from time to time. For example:
 
@@ -60,7 +60,7 @@ class Lens:
         tau: The temperature of the loss.
         beta: The weight of the denominator in the loss.
         layout: The loss: "info_nce", "nt_xent" or "positive_only".
-        every: Look at the first call and then at every so many; the others cost nothing.
+        every: Look at the first call, and then at each call whose number is a multiple of this.
         others: Effects whose weights on the same rows are recorded too.
     """
 
@@ -130,7 +130,7 @@ class Lens:
         return _summary(self, sums)
 
     def reset(self) -> None:
-        """Forget what was seen, and begin anew; the count of calls goes on."""
+        """Forget all rows seen so far. The count of calls stays."""
         self.sums = {}
 
     def merge(self, other: Lens) -> None:

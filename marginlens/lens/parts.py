@@ -34,7 +34,7 @@ from marginlens.parameters import SCALES
 
 
 class Part(NamedTuple):
-    """What a part multiplies gradients by, (n,) each, kept as logarithms so that nothing overflows."""
+    """The factors of a part on gradients, (n,) each, as logarithms so that nothing overflows."""
 
     log_positive: Tensor
     """Logarithm of the size of the factor on the positive's gradient."""
@@ -230,7 +230,7 @@ def _shift(weight: float, row: Row, beta: Tensor) -> float | None:
 
 
 def _tau(weight: float, rows: Rows, cosines: Tensor | None) -> float | None:
-    """Return the temperature nearest to the rows' own whose plain gradient on the positives is so many times theirs."""
+    """Return the temperature nearest to the rows' own whose plain gradient on positives has this mean weight."""
     if cosines is None or not len(cosines):
         return None
     if cosines.shape[:1] != rows.c.shape or cosines.dim() != 2:

@@ -129,7 +129,7 @@ class Run:
 
     @property
     def looks(self) -> list[Look]:
-        """What a lens saw in each epoch; [] if the run was made without one."""
+        """Looks of a lens, one for each epoch; [] if the run was made without a lens."""
         return self._kept("looks", lambda: records.lines(Look, self.path / "lens.jsonl"))
 
     @property

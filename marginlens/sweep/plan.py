@@ -254,7 +254,7 @@ def _state(
         return "to run", ""
     lacks = ", ".join(_said(wanted, several) for wanted, several in lacking.items())
     return "blocked", (
-        f"it lacks {lacks}, and its weights are gone: remove {run.path} (marginlens runs prune), then run again"
+        f"{lacks} is missing, and its weights are gone: remove {run.path} (marginlens runs prune), then run again"
     )
 
 

@@ -15,7 +15,7 @@ from marginlens.methods.protocol import Method, module_of
 
 
 class Recorder:
-    """Looks at a method's rows at every so-manieth step, and sums up an epoch."""
+    """Looks at the rows of a method every few steps, and sums up an epoch."""
 
     def __init__(self, method: Method, every: int) -> None:
         settings = method.settings
@@ -24,7 +24,7 @@ class Recorder:
         self.lens = Lens(settings["effect"], layout=layout_of(method), every=1, **named)
 
     def look(self, step: int, views: Sequence[Tensor], precision: torch.dtype) -> None:
-        """Look at the batch of a step, if its turn has come."""
+        """Look at the batch of a step, if the step's number is a multiple of `every`."""
         if step % self.every:
             return
         features: list[Tensor] = []
@@ -40,7 +40,7 @@ class Recorder:
             self.lens.observe(q.float(), k.float(), seen)
 
     def read(self) -> dict[str, Any]:
-        """Return what was seen since the last time; {} if no step's turn came."""
+        """Return what was seen since the last read; {} if there was no look."""
         found = self.lens.read() if self.lens.sums else {}
         self.lens.reset()
         return found

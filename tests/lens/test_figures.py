@@ -68,9 +68,11 @@ def test_verdicts(drawn):
         "grows": False,
         "limit": True,
         "one-ratio": False,
+        "as-printed": False,
+        "byol": False,
     }
     page = (drawn / "claims.md").read_text()
-    assert page.count("| no |") == 3
+    assert page.count("| no |") == 5
     assert "0.97, 0.94, 0.87, 0.75, 0.51" in page  # 1 - m1 / (2 pi)
     assert [round(1 - m1 / (2 * math.pi), 2) for m1 in claims.M1] == [0.97, 0.94, 0.87, 0.75, 0.51]
     for image in re.findall(r"\]\(([\w-]+\.\w+)\)", page):

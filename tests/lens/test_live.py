@@ -13,7 +13,7 @@ from tests.catalogue import random
 
 
 def seen(q, k, features=None, **settings):
-    """What a lens reads after one look."""
+    """Return the numbers of a lens after one look."""
     lens = ml.Lens(**settings)
     lens.observe(q, k, features)
     return lens.read()
@@ -160,7 +160,7 @@ def test_it_is_plain_json_and_memory_does_not_grow():
         lens.read()
 
 
-def test_it_looks_at_every_so_manieth_call():
+def test_it_looks_at_every_fourth_call():
     lens = ml.Lens(every=4)
     for seed in range(9):
         lens.observe(random(5, 3, seed=seed), random(5, 3, seed=seed + 1))

@@ -119,7 +119,7 @@ def test_a_run_without_a_record_says_how_to_make_one(refused, tmp_path):
 
 
 def damage(name):
-    """What breaks the second line of a lens.jsonl, by a name."""
+    """Return a function that breaks the second line of a lens.jsonl, by a name."""
 
     def change(line):
         joint = line["joint"]
@@ -252,7 +252,7 @@ def files(tmp_path_factory, run):
 
 
 def wish(browser, colours="light", motion="reduce"):
-    """What the reader's system asks of pages."""
+    """Set what the reader's system asks of pages."""
     features = [{"name": "prefers-color-scheme", "value": colours}, {"name": "prefers-reduced-motion", "value": motion}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
@@ -286,7 +286,7 @@ def code(browser):
 
 
 def facts(browser):
-    """What a link holds, as a dictionary."""
+    """Return the state in a link, as a dictionary."""
     link = settled(browser).find_element("id", "link").get_attribute("href").split("#")[1]
     return dict(pair.split("=", 1) for pair in link.split("&"))
 

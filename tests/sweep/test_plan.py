@@ -74,9 +74,9 @@ def test_rates_beside_a_probe_are_part_of_it(tmp_path):
     assert states(steps) == ["to run", "blocked"]
     assert [step.follows for step in steps] == ["probe, transfer to shapes"] * 2
     rates = "at a learning rate of 3, 10"
-    assert f"it lacks probe {rates}, transfer to shapes {rates}, and its weights are gone" in steps[1].why
+    assert f"probe {rates}, transfer to shapes {rates} is missing, and its weights are gone" in steps[1].why
     made(gone.with_more((), (3.0,)), tmp_path)
-    assert "it lacks probe at a learning rate of 10," in planned(asked, tmp_path)[1].why
+    assert "probe at a learning rate of 10" in planned(asked, tmp_path)[1].why
     made(asked[1], tmp_path)
     assert states(planned(asked, tmp_path)) == ["to run", "cached"]
     assert len(run.evaluations) == 6
