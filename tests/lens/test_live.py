@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -230,3 +231,13 @@ def test_bad_input_is_one_line():
     ):
         with pytest.raises(ValueError, match=word):
             wrong()
+
+
+def test_the_cost_is_what_the_guide_says():
+    """Measured by benchmarks/lens.py: one look in 50 steps, for each size of a batch."""
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results" / "lens_cpu.json").read_text())
+    assert found["every"] == 50
+    assert [row["n"] for row in found["rows"]] == [256, 512, 1024, 2048, 4096]
+    assert max(row["percent"] for row in found["rows"]) < 0.1
+    assert "less than 0.1 %" in (root / "docs" / "guides" / "lens.md").read_text()
