@@ -189,7 +189,7 @@ def _as_printed() -> tuple[bool, str]:
 
 
 def _printed(angle: float, q: torch.Tensor, m1: float) -> torch.Tensor:
-    """Return the right side of Lemma 4.2 with q in the place of q~."""
+    """Return the ratio as its lemma prints it, with q in the place of q~."""
     with_margins = theory.probability(angle, q, m1, 0.0, TAU)
     return 1.0 / (with_margins * theory.eta(angle, m1, 0.0, TAU) + 1.0 - with_margins)
 
