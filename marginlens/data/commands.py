@@ -29,7 +29,7 @@ THUMBNAIL = 64
 
 
 def data_list(*, json: bool = False) -> None:
-    """Lists the data sets there are, and which of them are prepared.
+    """List the data sets, and which of them are prepared.
 
     Args:
         json: Print JSON instead of a table.
@@ -57,7 +57,7 @@ def data_prepare(
     workers: int = 2,
     json: bool = False,
 ) -> None:
-    """Downloads a data set, or reads a local copy, and stores it as arrays in the folder MARGINLENS_DATA.
+    """Download a data set, or read a local copy, and store it as arrays in the folder MARGINLENS_DATA.
 
     A folder of images is not copied. Its classes are the folders in it, and a fifth of each class becomes test images.
     With train/CLASS/ and val/CLASS/ or test/CLASS/ in it, these are the splits. Images in one folder have no labels.
@@ -106,7 +106,7 @@ def data_prepare(
 
 
 def data_info(name: Positional[str], *, json: bool = False) -> None:
-    """Says what is in a prepared data set.
+    """Show the facts of a prepared data set: images, classes, size, mean and std.
 
     Args:
         name: The data set.
@@ -131,7 +131,7 @@ def data_info(name: Positional[str], *, json: bool = False) -> None:
 
 
 def data_show(name: Positional[str], *, out: MaybePath = None, split: str = "train", columns: int = 12) -> None:
-    """Writes a grid of images as PNG, a row for each class.
+    """Write a grid of images as PNG, a row for each class.
 
     Args:
         name: The data set.
@@ -154,7 +154,7 @@ def data_views(
     crop: Crop = "resized",
     scale: Annotated[tuple[float, float] | None, arg(metavar="LEAST MOST")] = None,
 ) -> None:
-    """Writes a grid as PNG: an image, four of its strong views, four of its weak ones.
+    """Write a grid as PNG: an image, four of its strong views, four of its weak ones.
 
     Args:
         name: The data set.

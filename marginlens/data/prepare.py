@@ -25,7 +25,7 @@ from marginlens.parameters import hint
 
 
 def prepare(name: str, path: Path | None = None, folder: Path | None = None) -> Store:
-    """Writes the store of a data set, from its official archive or folder at `path`, or downloaded."""
+    """Write the store of a data set, from its official archive or folder at `path`, or downloaded."""
     found = source(name)
     if path is not None and found.drawn:
         raise DataError(f"{name} is drawn, and read from nowhere; leave out --from")

@@ -45,7 +45,7 @@ def report(
     rates: MaybePath = None,
     json: bool = False,
 ) -> None:
-    """Writes a report: means over the seeds of each setting, curves, and the paper's tables with our numbers beside.
+    """Write a report: means over the seeds of each setting, curves, and the paper's tables with our numbers beside.
 
     It needs run records only: no data set, no GPU. Folders that cannot be read are listed in the page, and make the
     exit code 2. For example:
