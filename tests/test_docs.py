@@ -230,3 +230,13 @@ def test_public_names():
     assert all(hasattr(ml, name) for name in ml.__all__)
     wanted = {"info_nce", "nt_xent", "positive_only", "InfoNCE", "NTXent", "effect", "rows"}
     assert wanted | {cls.__name__ for cls in EFFECTS.values()} <= set(ml.__all__)
+
+
+def test_the_guide_of_the_lens_runs(capsys):
+    names = {}
+    blocks = blocks_of("lens.md")
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)
+    assert names["found"]["samples"] == 2
+    assert len(capsys.readouterr().out.splitlines()) == 3
