@@ -242,6 +242,7 @@ def _page(shown: Sequence[Shown], feed: Feed, settings: Pretrain) -> bytes:
         colours=COLOURS,
         lesson=lesson(shown),
         decoupled=decoupled(),
+        epochs=EPOCHS,
         seeds={row.name: seeds_of(row.effect) if row.effect else None for row in shown},
         sweep=SWEEP,
         drawings={name: _svg(name, shown) for name in DRAWINGS},
@@ -273,16 +274,21 @@ def lesson(shown: Sequence[Shown]) -> dict[str, str]:
     scores = ", ".join(f"{name} {known[name].probe[0]:.0f} ± {known[name].probe[1]:.0f} %" for name in ranked)
     near = min(others, key=lambda row: row.angle)
     if near.angle < plain.angle - 1.0:
+        does = "weighs positives more and pulls them" if near.name == "emphasis" else "pulls positives"
         why = (
-            f"{near.name.capitalize()} weighs positives more and pulls them closest: their mean angle is "
-            f"{near.angle:.0f}°, and {plain.angle:.0f}° with plain. Closer positives alone are not better features."
+            f"{near.name.capitalize()} {does} closest: their mean angle is {near.angle:.0f}°, and {plain.angle:.0f}° "
+            f"with plain."
         )
+        if near.name not in better:
+            why += " Closer positives alone are not better features."
     else:
         why = f"No loss pulled positives closer than plain did, whose mean angle is {plain.angle:.0f}°."
     low, high = (choose(row.norm for row in [plain, *others]) for choose in (min, max))
     size = "about equally large" if high < 1.15 * low else f"up to {high / low:.1f} times as large as others"
     return {
-        "What happened": f"On these images {verdict}. Over five seeds a linear probe reaches {scores}.",
+        "What happened": (
+            f"On these images {verdict}. Over five seeds of {EPOCHS} epochs a linear probe reaches {scores}."
+        ),
         "Why": why,
         "What a probe at one rate sees": (
             f"Features are {size} here (mean norm {low:.1f} to {high:.1f}). On CIFAR emphasis made them four times as "
@@ -300,6 +306,7 @@ def decoupled() -> str:
         assert other
         points = other.probe[0] - plain.probe[0]
         apart[batch] = f"{abs(points):.1f} points {'above' if points > 0 else 'below'} plain at batch {batch}"
+        apart[batch] += " (within the spread of seeds)" if abs(points) < max(plain.probe[1], other.probe[1]) else ""
     return f"The decoupled loss (DCL) is meant for small batches: over five seeds it is {' and '.join(apart.values())}."
 
 

@@ -138,7 +138,9 @@ def shown(name, angle, norm):
 def test_the_sentences_follow_the_numbers(monkeypatch):
     said = demo.lesson([shown("plain", 26, 7.0), shown("margin", 25.5, 7.1), shown("emphasis", 20, 7.3)])
     assert "no loss clearly beats plain" in said["What happened"]
-    assert said["Why"].startswith("Emphasis weighs positives more")
+    assert said["Why"].startswith("Emphasis weighs positives more and pulls them closest")
+    closer = demo.lesson([shown("plain", 26, 7.0), shown("margin", 20, 7.1)])["Why"]
+    assert closer.startswith("Margin pulls positives closest")
     assert "20°, and 26° with plain" in said["Why"]
     assert "about equally large here (mean norm 7.0 to 7.3)" in said["What a probe at one rate sees"]
     said = demo.lesson([shown("plain", 26, 1.0), shown("margin", 26, 1.0), shown("emphasis", 26, 4.0)])
@@ -147,7 +149,8 @@ def test_the_sentences_follow_the_numbers(monkeypatch):
     better = [dict(row, probe=[99.0, 1.0]) if row["effect"] == demo.EFFECTS["margin"] else row for row in demo.SWEEP]
     monkeypatch.setattr(demo, "SWEEP", better)
     assert "margin beat plain" in demo.lesson([shown("plain", 26, 1.0), shown("margin", 26, 1.0)])["What happened"]
-    assert "below plain at batch 64" in demo.decoupled()
+    assert "below plain at batch 64 and" in demo.decoupled()
+    assert "above plain at batch 32 (within the spread of seeds)" in demo.decoupled()
 
 
 def test_the_page_in_a_browser(made, tmp_path):

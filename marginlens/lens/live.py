@@ -18,7 +18,7 @@ from marginlens.autodiff import full_precision
 from marginlens.checks import EffectLike, as_effect
 from marginlens.effects import PLAIN, Row, plain_logit
 from marginlens.layouts import _sine, _unit
-from marginlens.lens.parts import multiplier, plain_logs
+from marginlens.lens.parts import multiplier, plain_logs, row_of
 from marginlens.loss import Layout, Rows
 from marginlens.parameters import Number, as_float
 
@@ -60,7 +60,7 @@ class Lens:
         tau: The temperature of the loss.
         beta: The weight of the denominator in the loss.
         layout: The loss: "info_nce", "nt_xent" or "positive_only".
-        every: Look at the first call, and then at each call whose number is a multiple of this.
+        every: Look at the first call, and at every `every`-th call after it.
         others: Effects whose weights on the same rows are recorded too.
     """
 
@@ -108,7 +108,7 @@ class Lens:
         if features is not None and features.dim() != 2:
             raise ValueError(f"features has shape {tuple(features.shape)}; it must be (n, f)")
         with full_precision(q):
-            self._embeddings(_unit(q, torch.float32), _unit(k, torch.float32))
+            self._embeddings(*(_unit(x, torch.promote_types(x.dtype, torch.float32)).float() for x in (q, k)))
             if features is not None:
                 self._features(features)
 
@@ -117,8 +117,7 @@ class Lens:
         """Look at rows that `marginlens.rows` or `method.rows` gave; negatives and features are then not seen."""
         if not self._due():
             return
-        row = Row(rows.c.double(), rows.theta.double().sin(), rows.A.double(), 1.0 / rows.tau.double())
-        self._rows(row, rows.beta.double())
+        self._rows(*row_of(rows))
 
     def read(self) -> dict[str, Any]:
         """Return what was seen since the beginning or the last `reset`, as plain JSON; waits for the device."""
@@ -127,6 +126,11 @@ class Lens:
             raise ValueError("the lens has seen nothing yet; call observe(q, k) in the training loop")
         if bad := int(sums["bad"]):
             raise ValueError(f"{bad} of {bad + int(sums['rows'])} rows were not finite; look at check=True of the loss")
+        if self.effect.needs_negatives and (alone := int(sums["rows"] - sums["with_negatives"])):
+            what = f"{self.effect}: {self.effect.needs_negatives} acts through negatives"
+            raise ValueError(f"{what}, and {alone} of {int(sums['rows'])} rows have none")
+        if "features.gram" in sums and not bool(sums["features.gram"].isfinite().all()):
+            raise ValueError("the features hold NaN or infinity, or are too large; give the lens finite features")
         return _summary(self, sums)
 
     def reset(self) -> None:
@@ -169,15 +173,15 @@ class Lens:
             "q": share.nan_to_num(1.0),
             "with_negatives": (~row.A.isneginf()).double(),
             "repelled": (own.sign < 0).double(),
-            "plain.positive": log_positive.exp(),
+            "plain.positive": log_positive.exp() * row.sin,
             "plain.negative": log_negative.exp(),
-            "own.positive": (log_positive + own.log_positive).exp(),
+            "own.positive": (log_positive + own.log_positive).exp() * row.sin,
             "own.negative": (log_negative + own.log_negative).exp(),
         }.items():
             self._add(name, (value * weight).sum())
         for name, effect in self.others.items():
             part = multiplier(effect, row, beta)
-            self._add(f"{name}.positive", ((log_positive + part.log_positive).exp() * weight).sum())
+            self._add(f"{name}.positive", ((log_positive + part.log_positive).exp() * row.sin * weight).sum())
             self._add(f"{name}.negative", ((log_negative + part.log_negative).exp() * weight).sum())
             self._add(f"{name}.repelled", ((part.sign < 0) * weight).sum())
         place = _bin(row.theta / math.pi, ANGLES) * SHARES + _bin(share.nan_to_num(1.0), SHARES)
@@ -196,8 +200,8 @@ class Lens:
             positive = drop[:, 1]
         some = torch.arange(0, len(u), max(1, -(-len(u) // MOST)), device=u.device)
         x, y = u[some], v[positive[some]]
-        cos, sin = (x * y).sum(-1).double(), _sine(x, y).double()
-        scale = torch.as_tensor(1.0 / self.tau, dtype=torch.float64, device=u.device)
+        cos, sin = (x * y).sum(-1).double(), _sine(x, y).clamp(min=torch.finfo(x.dtype).eps).double()
+        scale = self._scale(u.device)
         A, pull = torch.full_like(cos, -math.inf), None
         if self.layout != "positive_only" and drop.shape[1] < len(v):
             A, pull = self._negatives(x, v, drop[some], scale)
@@ -209,7 +213,7 @@ class Lens:
         near = (x @ x.T).double()
         spread = torch.exp(4.0 * near - 4.0).sum() - torch.exp(4.0 * near.diagonal() - 4.0).sum()
         self._add("uniformity", torch.nan_to_num(spread))
-        self._add("pairs", torch.tensor(float(len(x) * (len(x) - 1)), dtype=torch.float64, device=u.device))
+        self._add("pairs", _number(len(x) * (len(x) - 1), u.device))
 
     def _negatives(self, x: Tensor, v: Tensor, drop: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Add facts of negatives; return each row's log-sum-exp and how hard its negatives pull, tangentially."""
@@ -222,6 +226,7 @@ class Lens:
             shares = torch.exp(logits - total[:, None])
             mean = (shares * logits.masked_fill(kept == 0.0, 0.0)).sum(1)
             self._add("effective", _total((total - mean).double().exp()))
+            self._add("effective_rows", _number(len(part), part.device))
             angles = torch.acos(cos.clamp(-1.0, 1.0))
             finite = kept * cos.isfinite()
             self._add("negatives", _counts(_bin(angles / math.pi, ANGLES).flatten(), finite.flatten(), ANGLES))
@@ -238,7 +243,13 @@ class Lens:
         x = features.detach().double()
         self._add("features.gram", x.T @ x)
         self._add("features.norm", torch.linalg.vector_norm(x, dim=1).sum())
-        self._add("features.rows", torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
+        self._add("features.rows", _number(len(x), x.device))
+
+    def _scale(self, device: torch.device) -> Tensor:
+        """Return 1 / tau, (), without a copy to the device if tau is a plain number."""
+        if isinstance(self.tau, Tensor):
+            return (1.0 / self.tau.detach()).reshape(()).to(device=device, dtype=torch.float64)
+        return _number(1.0 / self.tau, device)
 
 
 def _cleaned(row: Row, bad: Tensor) -> Row:
@@ -246,6 +257,11 @@ def _cleaned(row: Row, bad: Tensor) -> Row:
     return row._replace(
         cos=row.cos.masked_fill(bad, 0.0), sin=row.sin.masked_fill(bad, 1.0), A=row.A.masked_fill(bad, 0.0)
     )
+
+
+def _number(value: float, device: torch.device) -> Tensor:
+    """Return a number on a device. It is filled in there, because a copy from the host would wait for the device."""
+    return torch.full((), value, dtype=torch.float64, device=device)
 
 
 def _total(values: Tensor) -> Tensor:
@@ -273,7 +289,7 @@ def layout_of(method: Any) -> Layout:
 def rank_of(gram: Tensor) -> float:
     """Return RankMe of features Z by Z^T Z: exp of the entropy of the singular values' shares (arXiv 2210.02885)."""
     values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt()
-    share = values / values.sum() + _EPSILON
+    share = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny) + _EPSILON
     return float(torch.exp(-(share * share.log()).sum()))
 
 
@@ -283,8 +299,9 @@ def _summary(lens: Lens, sums: Sums) -> dict[str, Any]:
     rows = total["rows"]
 
     def times(name: str, side: str) -> float | None:
-        plain = total[f"plain.{side}"]
-        return total[f"{name}.{side}"] / plain if plain else None
+        plain, weighed = total[f"plain.{side}"], total[f"{name}.{side}"]
+        found = weighed / plain if plain else math.nan
+        return found if math.isfinite(found) else None
 
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -301,7 +318,8 @@ def _summary(lens: Lens, sums: Sums) -> dict[str, Any]:
         "others": {
             name: {side: times(name, side) for side in ("positive", "negative")}
             | {"repelled": total[f"{name}.repelled"] / rows}
-            for name in lens.others
+            for name, effect in lens.others.items()
+            if not effect.needs_negatives or total["with_negatives"] == rows
         },
         "joint": {
             "theta": [math.pi * i / ANGLES for i in range(ANGLES + 1)],
@@ -314,7 +332,7 @@ def _summary(lens: Lens, sums: Sums) -> dict[str, Any]:
     if "uniformity" in total and total["pairs"]:
         found["uniformity"] = math.log(total["uniformity"] / total["pairs"])
     if "negative_pairs" in total:
-        found["effective_negatives"] = total["effective"] / rows
+        found["effective_negatives"] = total["effective"] / total["effective_rows"]
         found["negative_angle"] = total["negative_angle"] / total["negative_pairs"]
         found["negatives"] = {"theta": found["joint"]["theta"], "counts": sums["negatives"].round().long().tolist()}
         both = total["pull.positive"] + total["pull.negative"]

@@ -30,7 +30,7 @@ from torch.nn.functional import logsigmoid
 from marginlens.checks import EffectLike, as_effect
 from marginlens.effects import Effect, LogWeights, Margin, Row, factors, log_one_minus, plain_logit
 from marginlens.loss import Rows, slope
-from marginlens.parameters import SCALES
+from marginlens.parameters import SCALES, SHIFTS
 
 
 class Part(NamedTuple):
@@ -94,14 +94,14 @@ class Equivalent(NamedTuple):
 
 def plain_gradient(rows: Rows) -> Gradient:
     """Eq. 3: the gradient of the loss without an effect on the same rows."""
-    row, beta = _row(rows)
+    row, beta = row_of(rows)
     log_positive, log_negative = plain_logs(row, beta)
     return Gradient(-log_positive.exp(), log_negative.exp())
 
 
 def gradient(effect: EffectLike, rows: Rows) -> Gradient:
     """Eq. 9: the gradient that an effect declares on given rows, whichever effect they were made with."""
-    effect, (row, beta) = as_effect(effect), _row(rows)
+    effect, (row, beta) = as_effect(effect), row_of(rows)
     check_negatives(effect, rows)
     part = multiplier(effect, row, beta)
     log_positive, log_negative = plain_logs(row, beta)
@@ -131,7 +131,7 @@ def decompose(effect: EffectLike, rows: Rows) -> Parts:
     The rows may have been made with any effect: `marginlens.rows(q, k)` gives them. The product of the four parts is
     the effect's gradient over the plain one.
     """
-    effect, (row, beta) = as_effect(effect), _row(rows)
+    effect, (row, beta) = as_effect(effect), row_of(rows)
     check_negatives(effect, rows)
     middle = row.theta.median()
     at = row._replace(cos=middle.cos().expand_as(row.cos), sin=middle.sin().expand_as(row.cos))
@@ -172,7 +172,7 @@ def equivalent(effect: EffectLike, rows: Rows, cosines: Tensor | None = None) ->
     Answers which s is like a margin. `cosines` (n, m) are those of each row's negatives; only the temperature needs
     them. The weight of a temperature is its plain gradient dL/dc over that at the rows' own temperature.
     """
-    effect, (row, beta) = as_effect(effect), _row(rows)
+    effect, (row, beta) = as_effect(effect), row_of(rows)
     check_negatives(effect, rows)
     weight = float(multiplier(effect, row, beta).positive.mean())
     if not math.isfinite(weight):
@@ -190,10 +190,14 @@ def check_negatives(effect: Effect, rows: Rows) -> None:
         raise ValueError(f"{effect}: {effect.needs_negatives} acts through negatives, and these rows have none")
 
 
-def _row(rows: Rows) -> tuple[Row, Tensor]:
-    """Return the rows as an effect knows them, in float64, and each row's beta."""
+def row_of(rows: Rows) -> tuple[Row, Tensor]:
+    """Return the rows as an effect knows them, in float64, and each row's beta.
+
+    A sine is at least the resolution of the rows' own type, as in the loss: at 0 and pi it would be a rounding error,
+    negative or far too small to divide by.
+    """
     c, theta, A, tau, beta = (x.double() for x in (rows.c, rows.theta, rows.A, rows.tau, rows.beta))
-    return Row(c, theta.sin(), A, 1.0 / tau), beta
+    return Row(c, theta.sin().clamp(min=torch.finfo(rows.theta.dtype).eps), A, 1.0 / tau), beta
 
 
 def plain_logs(row: Row, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +223,7 @@ def _sign(f: Tensor) -> Tensor:
 
 def _shift(weight: float, row: Row, beta: Tensor) -> float | None:
     """Return the m2 whose mean weight on the positives is this, by bisection; it grows with m2."""
-    most = 1e3 / float(row.scale.min())
+    most = min(1e3 / float(row.scale.min()), SHIFTS[1])
 
     def mean(m2: float) -> float:
         return float(multiplier(Margin(m2=m2), row, beta).positive.mean())
@@ -236,7 +240,7 @@ def _tau(weight: float, rows: Rows, cosines: Tensor | None) -> float | None:
     if cosines.shape[:1] != rows.c.shape or cosines.dim() != 2:
         shape = tuple(cosines.shape)
         raise ValueError(f"cosines has shape {shape}; it must be ({len(rows.c)}, m), the negatives of each row")
-    (row, beta), near = _row(rows), cosines.double()
+    (row, beta), near = row_of(rows), cosines.double()
     own, here = float(1.0 / row.scale[0]), plain_logs(row, beta)[0]
 
     def mean(tau: float) -> float:

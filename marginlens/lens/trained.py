@@ -13,14 +13,14 @@ from torch import Tensor
 
 from marginlens.checks import EffectLike, as_effect
 from marginlens.data.feed import Feed, open_feed
-from marginlens.devices import choose_device
+from marginlens.devices import choose_device, placed
 from marginlens.effects import Effect, Margin, factors
 from marginlens.evals.features import frozen
 from marginlens.files import expanded
 from marginlens.lens.live import Lens, layout_of
 from marginlens.lens.parts import decompose, equivalent
 from marginlens.loss import Rows
-from marginlens.methods.protocol import Method
+from marginlens.methods.protocol import Method, module_of
 from marginlens.parameters import as_float
 from marginlens.runs import checkpoint
 from marginlens.runs.model import load_method_of, make_views
@@ -49,8 +49,10 @@ def look(
     opened, method = _load(run)
     settings = opened.settings
     feed = open_feed(data or settings.data, choose_device(device))
+    placed(module_of(method), feed.device)
     asked = [as_effect(effect) for effect in effects] or [as_effect(settings.effect), as_effect(MARGIN)]
-    rows, lens = _rows(method, opened, feed)
+    split = "test" if "test" in feed.splits else next(iter(feed.splits))
+    rows, lens, images = _rows(method, opened, feed, split)
     if bool(rows.A.isneginf().any()):
         for effect in asked:
             if effect.needs_negatives:
@@ -61,7 +63,8 @@ def look(
     return {
         "run": opened.name,
         "data": feed.name,
-        "images": len(rows.c) // (2 if lens.layout == "nt_xent" else 1),
+        "split": split,
+        "images": images,
         "angles": rows.theta.double().quantile(quarter).tolist(),
         "seen": lens.read(),
         "effects": known,
@@ -73,7 +76,7 @@ def sentences(found: dict[str, Any]) -> list[str]:
     seen = found["seen"]
     low, middle, high = (math.degrees(x) for x in found["angles"])
     said = [
-        f"{found['run']} on {found['images']:,} images of {found['data']}:",
+        f"{found['run']} on {found['images']:,} {found['split']} images of {found['data']}:",
         f"- Positives are at {middle:.0f} degrees in the median; 80 % are between {low:.0f} and {high:.0f}.",
     ]
     if "probability" in seen:
@@ -113,7 +116,7 @@ def _lines(name: str, facts: dict[str, Any]) -> Iterator[str]:
 def _effect(effect: Effect, rows: Rows) -> dict[str, Any]:
     """Return what an effect does to rows: at the median angle, on average, and what would be like it."""
     found, same = decompose(effect, rows), equivalent(effect, rows)
-    middle = int(rows.theta.argsort()[len(rows.theta) // 2])
+    middle = int(rows.theta.argsort()[(len(rows.theta) - 1) // 2])  # the row that `decompose` takes for the median
     m1 = next((as_float(f.m1) for f in factors(effect) if isinstance(f, Margin)), 0.0)
     return {
         "median": float(found.product.positive[middle]),
@@ -137,9 +140,9 @@ def _load(run: Run | str | os.PathLike[str]) -> tuple[Run, Method]:
     return opened, load_method_of(opened)
 
 
-def _rows(method: Method, run: Run, feed: Feed) -> tuple[Rows, Lens]:
-    """Return the rows of two views of images, and a lens that saw them with their negatives and features."""
-    settings, split = run.settings, "test" if "test" in feed.splits else feed.splits[0]
+def _rows(method: Method, run: Run, feed: Feed, split: str) -> tuple[Rows, Lens, int]:
+    """Return the rows of two views of images, a lens that saw them, and the number of images."""
+    settings = run.settings
     count = min(MOST, len(feed.labels(split)))
     size = min(settings.batch, count)
     some = torch.arange(count // size * size)
@@ -159,4 +162,4 @@ def _rows(method: Method, run: Run, feed: Feed) -> tuple[Rows, Lens]:
                 rows.append(method.rows(views))
     finally:
         hook.remove()
-    return Rows(*(torch.cat(parts) for parts in zip(*rows, strict=True))), lens
+    return Rows(*(torch.cat(parts).cpu() for parts in zip(*rows, strict=True))), lens, len(some)

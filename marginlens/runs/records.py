@@ -156,6 +156,9 @@ class Look(Record):
     epoch: int = 0
     step: Annotated[int, Field(ge=0, le=10**15)]
     joint: Joint
+    angle: Number | None = None
+    pull: dict[str, Number | None] | None = None
+    features: dict[str, Number | None] | None = None
 
 
 class Result(Record):

@@ -379,7 +379,7 @@ def _check(run: Run) -> None:
     for name, value in run.settings:
         if isinstance(value, int) and value > MOST and name != "seed":
             raise ValueError(f"{run.path / 'config.json'} has {name} {quoted_input(value)}; the maximum is {MOST}")
-    _ = run.outcome, run.evaluation_files, run.metrics, run.speeds, run.starts
+    _ = run.outcome, run.evaluation_files, run.metrics, run.speeds, run.starts, run.looks
     if run.state == "complete" and run.epochs_done != run.settings.epochs:
         of = f"{run.epochs_done} of {run.settings.epochs} epochs"
         raise ValueError(f"{run.path / 'metrics.jsonl'} lost lines: the run is complete, but it has {of}")

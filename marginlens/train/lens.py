@@ -30,8 +30,15 @@ class Recorder:
         features: list[Tensor] = []
         hook = self.method.backbone.register_forward_hook(lambda *given: features.append(given[-1].detach()))
         module = module_of(self.method)
+        devices = [views[0].device] if views[0].is_cuda else []
         try:
-            with torch.no_grad(), _unmoved(module), autocast(precision, views[0].device):
+            # a look leaves no trace: neither in batch norms nor in the random numbers that dropout draws
+            with (
+                torch.random.fork_rng(devices),
+                torch.no_grad(),
+                _unmoved(module),
+                autocast(precision, views[0].device),
+            ):
                 queries, keys = self.method.queries(views), self.method.keys(views)
         finally:
             hook.remove()
@@ -41,9 +48,10 @@ class Recorder:
 
     def read(self) -> dict[str, Any]:
         """Return what was seen since the last read; {} if there was no look."""
-        found = self.lens.read() if self.lens.sums else {}
-        self.lens.reset()
-        return found
+        try:
+            return self.lens.read() if self.lens.sums else {}
+        finally:
+            self.lens.reset()
 
 
 def scalars(found: dict[str, Any]) -> dict[str, float]:

@@ -189,7 +189,8 @@ def go_on(trainer: Trainer, display: Display, resume: bool, engine: Name) -> Eng
                 display.say("note: it learns from the test images, so its accuracy on them says little about others")
         records.rewind(run.path / "metrics.jsonl", found.facts["metrics"] if found else 0)
         records.rewind(run.path / "speed.jsonl", found.facts["speed"] if found else 0)
-        records.rewind(run.path / "lens.jsonl", found.facts.get("lens", 0) if found else 0)
+        seen = found.facts.get("lens", 0) if found else 0
+        records.rewind(run.path / "lens.jsonl", min(seen, records.length(run.path / "lens.jsonl")))
         if idle := [str(f) for f in factors(ml.effect(trainer.settings.effect)) if f.idle]:
             display.say(f"note: {' and '.join(idle)} at its defaults changes nothing; give it numbers, or use plain")
     why = unmarked(type(trainer.method)) if engine == "auto" else ""
@@ -290,7 +291,11 @@ def end_epoch(
             f"have collapsed, unless training has just begun; lower lr, or check that the negatives get a gradient"
         )
     speed = {"epoch": epoch, "seconds": trainer.seconds, "images_per_second": trainer.rate}
-    looked = recorder.read() if recorder is not None else {}
+    try:
+        looked = recorder.read() if recorder is not None else {}
+    except ValueError as error:  # because a look must not end a training that would succeed without it
+        looked = {}
+        display.say(f"warning: the lens has no record of epoch {epoch}: {error}")
     seen = {"epoch": epoch, "step": trainer.step, **looked} if looked else {}
     for name, line in zip(LINES, (metrics, speed, seen), strict=True):
         if line:

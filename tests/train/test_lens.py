@@ -76,3 +76,33 @@ def test_the_command_takes_it(tmp_path, capsys):
     main([*words(runs=tmp_path, lens=1, json=True), "--device", "cpu"])
     run = ml.open_run(json.loads(capsys.readouterr().out)["run"])
     assert run.looks[0].samples == 3
+
+
+def test_a_lens_that_cannot_read_ends_no_run(tmp_path, monkeypatch, capsys):
+    def read(self):
+        raise ValueError("the features hold NaN")
+
+    monkeypatch.setattr("marginlens.lens.live.Lens.read", read)
+    run = ml.pretrain(settings(), runs=tmp_path, device="cpu", lens=2)
+    assert run.complete
+    assert run.looks == []
+    assert "the lens has no record of epoch 1: the features hold NaN" in capsys.readouterr().err
+
+
+def test_a_run_whose_lens_is_gone_can_be_resumed(tmp_path):
+    run = ml.pretrain(settings(epochs=3), runs=tmp_path, device="cpu", quiet=True, lens=2)
+    names = sorted(run.path.glob("checkpoints/*.safetensors"))
+    names[-1].unlink()
+    (run.path / "lens.jsonl").unlink()
+    assert ml.pretrain(settings(epochs=3), runs=tmp_path, device="cpu", quiet=True, lens=2, resume=True).complete
+
+
+@pytest.mark.parametrize("line", ["garbage", '{"step": 1, "joint": {}}', '{"step": 1, "features": "x"}'])
+def test_a_store_says_which_lens_is_damaged(tmp_path, line):
+    from marginlens.runs.run import examine
+
+    run = ml.pretrain(settings(), runs=tmp_path, device="cpu", quiet=True)
+    (run.path / "lens.jsonl").write_text(line + "\n")
+    found = examine(run.path)
+    assert found.state == "unreadable"
+    assert "lens.jsonl" in found.why

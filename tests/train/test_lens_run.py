@@ -106,3 +106,9 @@ def test_the_page_takes_a_run_without_a_record(runs, tmp_path):
     (look,) = recorded(run)
     assert look.step == run.result.steps
     assert look.joint.counts == trained.look(run)["seen"]["joint"]["counts"]
+
+
+def test_a_symmetric_method_has_as_many_images(prepared, tmp_path):
+    run = ml.pretrain(settings(symmetric=True), runs=tmp_path, checkpoint_seconds=0, quiet=True)
+    found = trained.look(run)
+    assert (found["images"], found["split"], found["seen"]["rows"]) == (16, "test", 32)
