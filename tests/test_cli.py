@@ -22,7 +22,7 @@ from PIL import Image
 import marginlens as ml
 from marginlens import cli, files
 from marginlens.cli import COMMANDS, main
-from marginlens.data import prepare, shapes, store
+from marginlens.data import commands, prepare, shapes, store
 from marginlens.output import Display, counted
 from tests.data.conftest import cifar10, small, tree_of_jpegs  # noqa: F401
 
@@ -477,3 +477,12 @@ def test_a_reader_that_has_read_enough():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.startswith("usage: marginlens pretrain")
+
+
+def test_views_are_of_all_classes(capsys, tmp_path):
+    """A folder's files are in the order of their classes."""
+    tree_of_jpegs(tmp_path / "pets")
+    run(capsys, "data", "prepare", "folder", "--from", "pets", "--workers", "0")
+    _, labels, classes = commands._some("pets", 2)
+    assert [classes[label] for label in labels] == list(classes)
+    assert [len(commands._some("pets", count)[1]) for count in (1, 3, 4, 99)] == [1, 3, 4, 4]

@@ -166,7 +166,7 @@ def data_views(
     """
     whole("count", count)
     scale = scale or recipes("pretrain").get(name, {}).get("crop_scale", View().scale)
-    images, labels, classes = _first(name, count)
+    images, labels, classes = _some(name, count)
     size = images.shape[-1]
     plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     both = [replace(view, scale=scale) for view in (strong(size, *plain), weak(size, *plain, crop=crop))]
@@ -215,10 +215,12 @@ def _middle(height: int, width: int) -> tuple[int, int, int, int]:
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def _first(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
+def _some(name: str, count: int) -> tuple[Images, list[int], tuple[str, ...]]:
+    """Return images, evenly chosen because a folder's first ones are all of one class, their labels and the classes."""
     data = open_data(name)
     split = next(iter(data.splits))
-    chosen = np.arange(min(count, len(data.splits[split])))
+    whole = len(data.splits[split])
+    chosen = np.arange(min(count, whole)) * whole // min(count, whole)
     return _take(data, split, chosen), data.splits[split].labels[chosen].tolist(), data.classes
 
 

@@ -209,7 +209,8 @@ def export(run: Positional[Path], settings: OmitArgPrefixes[ExportOptions]) -> N
 
 def _accuracy(found: dict[str, Any]) -> str:
     record = Evaluation.model_validate({k: v for k, v in found.items() if not k.startswith("beside")})
-    more = f", top-5 {record.top5:.2f} %" if record.top5 is not None else ""
+    several = record.top5 is not None and (record.classes or 6) > 5  # because of five classes or fewer all are among 5
+    more = f", top-5 {record.top5:.2f} %" if several else ""
     kept = getattr(record.settings, "holdout", 0)
     on = f"{counted(kept, 'image')} kept back from training" if kept else "the test set"
     said = "it diverged" if record.diverged else evals.get(record.kind).remark(record)

@@ -252,3 +252,14 @@ def test_a_probe_that_diverged_is_marked_wherever_it_is_shown(told):
         assert ("diverged" in commands._accuracy(found)) is lost
         assert ("diverged" in export._how(Evaluation.model_validate(found))) is lost
         assert "1 epoch at learning rate 3" in export._how(Evaluation.model_validate(found))
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(4, False), (5, False), (6, True), (None, True)])
+def test_top_5_of_five_classes_is_not_shown(classes, shown):
+    from marginlens.train.commands import _accuracy
+
+    start = {"time": "2026-11-15T12:00:00Z", "device": "CPU"}
+    given = {"kind": "probe", "run": "a" * 10, "data": "little", "data_fingerprint": "ab"}
+    given |= {"settings": ml.Probe().model_dump(mode="json")}
+    given |= {"top1": 50.0, "top5": 100.0, "seconds": 1.0, "environment": start, "train_images": 8, "test_images": 8}
+    assert ("top-5" in _accuracy(given | ({"classes": classes} if classes else {}))) == shown
