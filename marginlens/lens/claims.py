@@ -38,7 +38,7 @@ def _ratios(m1: float, q: float = 0.9) -> torch.Tensor:
 
 def _peak() -> tuple[bool, str]:
     off = max(abs(float(_THETA[_ratios(m1, q).argmax()] - theory.peak_angle(m1))) for m1 in M1 for q in (0.1, 0.5, 0.9))
-    return off < 2e-3, f"The largest distance from it over m1 in {M1} and three probabilities is {off:.1e}."
+    return off < 2e-3, f"The peak is within {off:.1e} radians of that angle, for m1 in {M1} and three probabilities."
 
 
 def _draw_peak(figure: Figure) -> None:
