@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json as jsons
-import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,10 +29,11 @@ from marginlens.evals.features import features, frozen, plain_images
 from marginlens.evals.knn import Knn, knn_accuracy
 from marginlens.evals.probe import Probe, measure
 from marginlens.files import check_replaceable, deliver, writing
+from marginlens.lens.figures import element
 from marginlens.lens.page import MARK as MARK_LENS
 from marginlens.lens.page import page
 from marginlens.lens.parts import decompose
-from marginlens.loss import Rows
+from marginlens.loss import Rows, joined
 from marginlens.methods import Method
 from marginlens.output import Display, errors
 from marginlens.report import render
@@ -201,7 +201,7 @@ def _look(method: Method, feed: Feed, settings: Pretrain) -> tuple[dict[str, NDA
     assert isinstance(method, nn.Module)
     with frozen(method):
         views = feed.views("test", some, make_views(settings, feed), settings.seed, 0, BATCH)
-        rows = Rows(*(torch.cat(parts) for parts in zip(*map(method.rows, views), strict=True)))
+        rows = joined(map(method.rows, views))
     return _map(found[:POINTS], feed), rows, float(found.norm(dim=1).mean())
 
 
@@ -321,9 +321,8 @@ def _views(feed: Feed, settings: Pretrain, count: int = 6) -> str:
 
 
 def _svg(name: str, shown: Sequence[Shown]) -> str:
-    """Return a drawing for the page. Its ids begin with its name, so that no other drawing has them."""
-    drawn = _drawn(*DRAWINGS[name], shown, "svg").decode()
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", drawn[drawn.index("<svg") :])
+    """Return a drawing for the page."""
+    return element(_drawn(*DRAWINGS[name], shown, "svg"), name)
 
 
 def _drawn(draw: Draw, size: tuple[float, float], shown: Sequence[Shown], kind: Literal["png", "svg"]) -> bytes:

@@ -9,6 +9,7 @@ paper declares instead of the value's derivative.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -233,6 +234,11 @@ def rows(
     else:
         row = simclr(q, k, ask) if layout == "nt_xent" else byol(q, k, ask)
     return describe(row, ask)
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Return the rows of several batches as one."""
+    return Rows(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
 def describe(row: Row, ask: Settings) -> Rows:

@@ -49,7 +49,7 @@ def run(command):
 
 
 def pattern(line):
-    """What a printed line looks like, whatever its numbers, hashes and folders."""
+    """Return a printed line without its numbers, hashes and folders."""
     kept = (re.escape(text) for text in VARIES.split(line))
     return r"[\w./~,-]+".join(kept)
 

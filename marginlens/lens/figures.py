@@ -74,8 +74,13 @@ def drawn(drawing: Drawing, name: str, kind: str) -> bytes:
 
 
 def inline(name: str) -> str:
-    """Return a figure as an SVG element for a page. Its ids begin with its name, because ids are unique in a page."""
-    text = drawn(FIGURES[name], name, "svg").decode()
+    """Return a figure as an SVG element for a page."""
+    return element(drawn(FIGURES[name], name, "svg"), name)
+
+
+def element(svg: bytes, name: str) -> str:
+    """Return a drawing as an SVG element. Its ids begin with its name, because ids are unique in a page."""
+    text = svg.decode()
     text = re.sub(r' id="image\w*"', "", text)  # because two equal images have one id
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
 

@@ -279,6 +279,24 @@ def _counts(place: Tensor, weight: Tensor, bins: int) -> Tensor:
     return torch.zeros(bins, dtype=torch.float64, device=place.device).scatter_add_(0, place, weight.double())
 
 
+def lens_of(method: Any) -> Lens:
+    """Return a lens on the loss of a method, which looks at every call."""
+    named = {name: method.settings[name] for name in ("tau", "beta") if name in method.settings}
+    return Lens(method.settings["effect"], layout=layout_of(method), every=1, **named)
+
+
+def embedded(method: Any, views: Sequence[Tensor]) -> tuple[list[Sequence[Tensor]], Tensor]:
+    """Return the pairs of embeddings that a method's loss compares, and the features of its backbone (n, f)."""
+    features: list[Tensor] = []
+    hook = method.backbone.register_forward_hook(lambda *given: features.append(given[-1].detach()))
+    try:
+        queries, keys = method.queries(views), method.keys(views)
+    finally:
+        hook.remove()
+    pairs = list(zip(queries, keys, strict=True)) if keys else [queries]
+    return pairs, torch.cat(features).float()
+
+
 def layout_of(method: Any) -> Layout:
     """Return the layout of a method's loss: with a teacher's negatives, among all embeddings, or with none."""
     if "beta" not in method.settings:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from marginlens.checks import EffectLike, as_effect
 from marginlens.data.feed import Feed, open_feed
@@ -17,10 +16,11 @@ from marginlens.devices import choose_device, placed
 from marginlens.effects import Effect, Margin, factors
 from marginlens.evals.features import frozen
 from marginlens.files import expanded
-from marginlens.lens.live import Lens, layout_of
+from marginlens.lens.live import Lens, embedded, lens_of
 from marginlens.lens.parts import decompose, equivalent
-from marginlens.loss import Rows
-from marginlens.methods.protocol import Method, module_of
+from marginlens.loss import Rows, joined
+from marginlens.loss import rows as rows_of
+from marginlens.methods.protocol import Method, module_of, settings_of
 from marginlens.parameters import as_float
 from marginlens.runs import checkpoint
 from marginlens.runs.model import load_method_of, make_views
@@ -146,20 +146,12 @@ def _rows(method: Method, run: Run, feed: Feed, split: str) -> tuple[Rows, Lens,
     count = min(MOST, len(feed.labels(split)))
     size = min(settings.batch, count)
     some = torch.arange(count // size * size)
-    known = {name: method.settings[name] for name in ("tau", "beta") if name in method.settings}
-    lens = Lens(settings.effect, layout=layout_of(method), every=1, **known)
-    features: list[Tensor] = []
-    hook = method.backbone.register_forward_hook(lambda *given: features.append(given[-1].detach()))
+    lens = lens_of(method)
     rows: list[Rows] = []
-    try:
-        with frozen(method):  # type: ignore[arg-type]
-            for views in feed.views(split, some, make_views(settings, feed), settings.seed, 0, size):
-                features.clear()
-                queries, keys = method.queries(views), method.keys(views)
-                seen = torch.cat(features).float()
-                for q, k in zip(queries, keys, strict=True) if keys else [queries]:
-                    lens.observe(q, k, seen)
-                rows.append(method.rows(views))
-    finally:
-        hook.remove()
-    return Rows(*(torch.cat(parts).cpu() for parts in zip(*rows, strict=True))), lens, len(some)
+    with frozen(module_of(method)):
+        for views in feed.views(split, some, make_views(settings, feed), settings.seed, 0, size):
+            pairs, features = embedded(method, views)
+            for q, k in pairs:
+                lens.observe(q, k, features)
+                rows.append(rows_of(q, k, layout=lens.layout, **settings_of(module_of(method))))
+    return Rows(*(x.cpu() for x in joined(rows))), lens, len(some)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from marginlens.loss import positive_only, rows
+from marginlens.loss import joined, positive_only, rows
 from marginlens.methods.protocol import (
     PLAIN,
     EffectLike,
@@ -89,7 +89,7 @@ class BYOL(nn.Module):
         with torch.no_grad():
             pairs = zip(self.queries(views), self.keys(views), strict=True)
             found = [rows(p, z, layout="positive_only", **settings_of(self)) for p, z in pairs]
-        return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        return joined(found)
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from marginlens.loss import info_nce, rows
+from marginlens.loss import info_nce, joined, rows
 from marginlens.methods.protocol import (
     PLAIN,
     EffectLike,
@@ -92,7 +92,7 @@ class MoCoV3(nn.Module):
         with torch.no_grad():
             pairs = zip(self.queries(views), self.keys(views), strict=True)
             found = [rows(q, k, **settings_of(self)) for q, k in pairs]
-        return Rows(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        return joined(found)
 
     def after_step(self, momentum: float | Tensor | None = None) -> None:
         ema_update(self.teacher, self.student, self.momentum if momentum is None else momentum)

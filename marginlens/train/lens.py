@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marginlens.devices import autocast
-from marginlens.lens.live import Lens, layout_of
+from marginlens.lens.live import embedded, lens_of
 from marginlens.methods.protocol import Method, module_of
 
 
@@ -18,33 +18,20 @@ class Recorder:
     """Looks at the rows of a method every few steps, and sums up an epoch."""
 
     def __init__(self, method: Method, every: int) -> None:
-        settings = method.settings
-        named = {name: settings[name] for name in ("tau", "beta") if name in settings}
-        self.method, self.every = method, every
-        self.lens = Lens(settings["effect"], layout=layout_of(method), every=1, **named)
+        self.method, self.every, self.lens = method, every, lens_of(method)
 
     def look(self, step: int, views: Sequence[Tensor], precision: torch.dtype) -> None:
         """Look at the batch of a step, if the step's number is a multiple of `every`."""
         if step % self.every:
             return
-        features: list[Tensor] = []
-        hook = self.method.backbone.register_forward_hook(lambda *given: features.append(given[-1].detach()))
-        module = module_of(self.method)
-        devices = [views[0].device] if views[0].is_cuda else []
-        try:
-            # a look leaves no trace: neither in batch norms nor in the random numbers that dropout draws
-            with (
-                torch.random.fork_rng(devices),
-                torch.no_grad(),
-                _unmoved(module),
-                autocast(precision, views[0].device),
-            ):
-                queries, keys = self.method.queries(views), self.method.keys(views)
-        finally:
-            hook.remove()
-        seen = torch.cat(features).float()
-        for q, k in zip(queries, keys, strict=True) if keys else [queries]:
-            self.lens.observe(q.float(), k.float(), seen)
+        device = views[0].device
+        devices = [device] if device.type == "cuda" else []
+        unmoved = _unmoved(module_of(self.method))
+        # a look leaves no trace: neither in batch norms nor in the random numbers that dropout draws
+        with torch.random.fork_rng(devices), torch.no_grad(), unmoved, autocast(precision, device):
+            pairs, features = embedded(self.method, views)
+        for q, k in pairs:
+            self.lens.observe(q.float(), k.float(), features)
 
     def read(self) -> dict[str, Any]:
         """Return what was seen since the last read; {} if there was no look."""

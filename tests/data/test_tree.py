@@ -27,7 +27,7 @@ def image(path, colour=None):
 
 
 def photos(folder, **counts):
-    """Folders of images by their names: so many in each."""
+    """Make folders of images by their names and numbers of images."""
     for name, count in counts.items():
         for i in range(count):
             image(folder / name / f"{i}.png")

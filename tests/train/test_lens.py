@@ -30,7 +30,7 @@ def test_a_run_with_a_lens_is_the_same_run(tmp_path, method):
 
 
 def test_its_rows_are_those_of_the_method(tmp_path):
-    """What the lens records is what `method.rows` says of the same weights and views."""
+    """The lens records the numbers that `method.rows` gives for the same weights and views."""
     from marginlens.runs.model import make_method
 
     method = make_method(settings(effect="margin(m1=0.4)"))

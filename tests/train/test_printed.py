@@ -277,7 +277,7 @@ def test_a_page_that_would_take_the_place_of_a_folder():
 
 @pytest.mark.parametrize("spoilt", ["", "result.json"])
 def test_a_run_that_no_lens_looked_at(run, spoilt):
-    """What is left out in the printed command are the settings of the run."""
+    """The printed command leaves out the settings of the run."""
     Path(run, spoilt or "lens.jsonl").unlink(missing_ok=True)
     if not spoilt:
         Path(run, "lens.jsonl").write_text("")
